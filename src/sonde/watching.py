@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from sonde.core import schema
 from sonde.core.arguments import mapping, shown, whole_number, with_methods
-from sonde.core.signals import SHOWN, STATE_STEPS, part_of
+from sonde.core.signals import SCHEDULE, SHOWN, STATE_STEPS, part_of
 from sonde.diagnosis.monitor import Monitor
 from sonde.diagnosis.ranks.monitor import RankMonitor
 from sonde.diagnosis.rules import WANTED
@@ -240,7 +240,18 @@ def _start_by_hand(run: str | os.PathLike[str], options: Options) -> Session:
 
 def _judge(report: Callable[[Finding], None], *, writer: RunWriter, plan: Plan) -> Monitor:
     """Return what judges the run while it is recorded; the first rank also has taped steps examined."""
-    return Monitor(report, share=_judging_share(plan.budget), run=writer.path if writer.rank == 0 else None)
+    run = writer.path if writer.rank == 0 else None
+    return Monitor(report, share=_judging_share(plan.budget), run=run, earlier=_earlier(writer))
+
+
+def _earlier(writer: RunWriter) -> dict[str, float]:
+    """Return how a schedule stood when a run ended that is resumed now."""
+    found: dict[str, float] = {}
+    for name in SCHEDULE if writer.attempt else ():
+        with contextlib.suppress(SondeError, OSError, LookupError, ValueError):
+            values = open_run(writer.path).series(f"{name}:scalar", "mean").values
+            found |= {name: float(values[-1])} if len(values) else {}
+    return found
 
 
 def _rank_options(writer: RunWriter, options: DiagnosisOptions) -> RankOptions | None:

@@ -84,7 +84,7 @@ def test_the_summary_begins_with_the_verdict_and_the_findings(sonde, ill):
     assert lines[2].startswith("Missing zero grad since step 2")
     assert any(line.startswith("● missing_zero_grad: Gradients are not cleared between steps") for line in lines)
     wide = sonde("show", ill, "--width", "140").stdout.splitlines()
-    assert any(line.startswith("● missing_zero_grad (optimizer), since step 2: Gradients") for line in wide)
+    assert any(line.startswith("● missing_zero_grad (optimizer and 1 more), since step 2: Gradients") for line in wide)
     assert any("sonde diagnose" in line for line in lines)
 
 

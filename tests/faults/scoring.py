@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from fault_programs.registry import Program
 
-SAME_PLACE = {"(loss)": "loss_fn"}
-"""What authors of programs call a place, and what Sonde calls it."""
+SAME_PLACE = {"(loss)": "loss_fn", **dict.fromkeys(("(data)", "(input)", "(inputs)", "(loader)"), "loader")}
+"""Other names of a place. Where the data comes from is one: authors and findings call it by several."""
 HELPERS = ("optimizer", "loader", "scheduler", "scaler", "loss_fn")
 
 
@@ -82,10 +82,10 @@ def is_at(site: str, place: str) -> bool:
 
     >>> is_at("encoder.0.weight", "encoder"), is_at("encoder", "encoder.0"), is_at("optimizer2", "optimizer")
     (True, False, True)
-    >>> is_at("loss_fn", "(loss)")
-    True
+    >>> is_at("loss_fn", "(loss)"), is_at("loader", "(data)"), is_at("(validation)", "(data)")
+    (True, True, False)
     """
-    place = SAME_PLACE.get(place, place)
+    site, place = SAME_PLACE.get(site, site), SAME_PLACE.get(place, place)
     if site == place or site.startswith(place + "."):
         return True
     return bool(re.fullmatch(rf"{re.escape(place)}\d+(\..*)?", site))

@@ -14,6 +14,9 @@ LOOP: Final = "(loop)"
 LOSS: Final = "loss_fn"
 """The subject of what is about the loss function."""
 
+SCHEDULE: Final = ("scheduler.last_epoch", "optimizer.group0.lr")
+"""The logged numbers that tell whether a schedule goes on where a run is resumed."""
+
 # About the loop, every step.
 FORWARDS: Final = "forwards"
 """Training passes of the model since the step before; if the model itself is never called, those of its parts."""

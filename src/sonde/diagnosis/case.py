@@ -57,6 +57,8 @@ class Case:
         self.strides: Mapping[str, int] = {}
         """One in how many steps holds what, by `parameters`, `outputs` and `diagnosis`; empty if nothing is thinned."""
         """Whether not every step is recorded any more, to keep within the budget."""
+        self.earlier: Mapping[str, float] = {}
+        """How `signals.SCHEDULE` stood at the end of an earlier attempt whose readings are not part of the case."""
         self.taped: TapeReading | None = None
         """The last whole step that was taped, if there is one."""
         self.rounds: list[TapeReading] = []

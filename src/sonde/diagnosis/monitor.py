@@ -6,7 +6,7 @@ import importlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -40,7 +40,8 @@ class Monitor:
     """A `Sink` that reports what is wrong as soon as it is known.
 
     `share` bounds the processor time of looks, as a share of the time that has passed; None looks in its usual rhythm
-    whatever it costs. Where `run` is given, taped steps of that run are read, and examined when it looks ill.
+    whatever it costs. Where `run` is given, taped steps of that run are read, and examined when it looks ill; `earlier`
+    is how `signals.SCHEDULE` stood before it was resumed.
     """
 
     def __init__(
@@ -52,11 +53,13 @@ class Monitor:
         clock: Callable[[], float] = time.perf_counter,
         own_time: Callable[[], float] = time.thread_time,
         run: Path | None = None,
+        earlier: Mapping[str, float] | None = None,
     ) -> None:
         importlib.import_module("numpy.ma")  # np.median imports it at its first use, which would be beside the training
         self._report = report
         self._doctor = doctor or Doctor()
         self._case = Case()
+        self._case.earlier = earlier or {}
         self._lock = threading.Lock()
         self._findings: list[Finding] = []
         self._looked = -1

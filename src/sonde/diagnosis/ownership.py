@@ -107,6 +107,17 @@ def runner_of(case: Case, parameter: str) -> str:
     return module
 
 
+def marked(case: Case, kind: str, after: str = "") -> str:
+    """Return the user's line of the last call of a kind in a taped step, in words: ` (train.py:12: ...)`, or nothing.
+
+    With `after`, a call that comes after the last call of that kind.
+    """
+    marks = () if case.taped is None else case.taped.tape.marks
+    start = max((at for at, mark in enumerate(marks) if mark.kind == after), default=-1)
+    called = next((mark for mark in reversed(marks[start + 1 :]) if mark.kind == kind), None)
+    return "" if case.taped is None else case.taped.where(called)
+
+
 def output_module(case: Case) -> str | None:
     """Return the last leaf module with parameters of its own in the first training pass; None if not known."""
     owners = {module_of(name) for name in case.parameters}

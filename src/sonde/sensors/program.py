@@ -15,8 +15,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from inspect import CO_OPTIMIZED
-from types import FrameType
+from inspect import CO_OPTIMIZED, getclosurevars
+from types import FrameType, FunctionType
 from typing import Any, Final
 
 import numpy as np
@@ -26,7 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from sonde.core.facts import PROGRAM_EVENT, CallFacts, Facts, Plain
 from sonde.hooks.guard import Guarded, Handle, is_capturing, uncollected
@@ -47,8 +47,10 @@ _MAX_PASSES: Final = 16
 _MAX_SCOPES: Final = 8
 _COMPARED: Final = 8
 _EPOCHS: Final = re.compile(r"(n|nb|num|max|total)_?(train_?)?epochs?|(train_?)?epochs|epochs?_(num|count|total)")
+_CALLS: Final = re.compile(r"(num|max|total)_?(train(ing)?_?)?(steps|iters|iterations|updates)|t_total")
 _OF_LOADER: Final = ("dataset_kind", "dataset_length", "batch_size", "length", "sampler", "drop_last")
 _MAX_FIELDS: Final = 16
+_MAX_CLASSES: Final = 100
 _INSPECTING: Final = frozenset({"locals", "vars", "eval", "exec", "f_locals", "currentframe", "_getframe"})
 """Functions that look at their own variables may hold the very dict that Python would hand to us, and update."""
 _OWN_REFERENCES: Final = 3
@@ -80,7 +82,11 @@ _INITIALISING: Final = [
     for name, each in vars(nn.init).items()
     if name.endswith("_") and not name.startswith("_") and callable(each)
 ]
+_GOING_ON: Final = (lr_scheduler.ExponentialLR, lr_scheduler.MultiplicativeLR, lr_scheduler.ReduceLROnPlateau)
+"""These change the rate that an optimizer has, wherever it comes from, and need no count."""
 _AVERAGED_CALL: Final = ReplacedFunction(AveragedModel, "forward")
+_EVALUATING: Final = ReplacedFunction(nn.Module, "eval")
+"""Unlike `train`, it is not called for each of the parts of a model."""
 
 
 @dataclass(slots=True, eq=False)
@@ -328,7 +334,19 @@ class ProgramCalls(Sensor):
         given = optimizer.defaults.get("lr")
         if len(rates) == 1 and isinstance(given, int | float) and any(optimizer.state.values()):
             scheduled = any("initial_lr" in group for group in optimizer.param_groups)
-            self._note("optimizer.found", name, line="", lr=rates.pop(), given=given, scheduled=scheduled)
+            own = (each.scheduler() for each in self._schedulers)
+            schedule = next((each for each in own if each is not None and each.optimizer is optimizer), None)
+            fresh = schedule is not None and schedule.last_epoch == 0 and type(schedule) not in _GOING_ON
+            begins = getattr(schedule, "_last_lr", None) if fresh else None
+            self._note(
+                "optimizer.found",
+                name,
+                line="",
+                lr=rates.pop(),
+                given=given,
+                scheduled=scheduled,
+                begins=begins[0] if begins else None,
+            )
 
     def _look_at_variables(self, variables: dict[str, Any]) -> None:
         models = [unwrap(model) for model in self.context.watched.models.values()]
@@ -365,6 +383,7 @@ class ProgramCalls(Sensor):
         for each in _INITIALISING:
             yield each.listen(before=wrap(name, self._initialised))
         yield _AVERAGED_CALL.listen(before=wrap(name, self._averaged_called))
+        yield _EVALUATING.listen(before=wrap(name, self._put_into_evaluation))
         yield after_step(wrap(name, self._optimizer_stepped), during="awake")
 
     # ------------------------------------------------------------------ optimizers and schedulers
@@ -389,6 +408,8 @@ class ProgramCalls(Sensor):
         if known is None or known() is not optimizer:
             self._stepped = {key: ref for key, ref in self._stepped.items() if ref() is not None}
             self._stepped[id(optimizer)] = weakref.ref(optimizer)
+        if self._now < _FIRST_CALLS and id(optimizer) in self._names:
+            self._note("optimizer.step", self._names[id(optimizer)])
 
     def on_clip(self, clip: Clip) -> None:
         """Note a call that found nothing to clip, as with a generator of parameters that is used up."""
@@ -424,7 +445,7 @@ class ProgramCalls(Sensor):
         known = self._stepped.get(id(optimizer))
         steps = (known is not None and known() is optimizer) or self._shares_groups(optimizer)
         key = () if verb == "scheduler.made" else (id(scheduler),)
-        total = getattr(scheduler, "total_steps", None)
+        total = getattr(scheduler, "total_steps", None) or _calls_of_functions(scheduler)
         if verb == "scheduler.step" and id(optimizer) in self._names and not self._knows_scheduler:
             self._knows_scheduler = True  # its settings count its steps, and facts are stated whole
             self.context.book.add(scheduler=scheduler_facts(scheduler, self._names))
@@ -576,11 +597,12 @@ class ProgramCalls(Sensor):
         key = tuple(about.get(name) for name in _OF_LOADER)
         entry = self._note("loader.pass", "", *key)
         for mark, each in list(self._passes.items()):
-            if each.entry is entry or len(self._passes) >= _MAX_PASSES:
+            # The iterator of a pass that is over may be gone, and the new one be in its place.
+            if each.entry is entry or mark == id(result) or len(self._passes) >= _MAX_PASSES:
                 self._end_pass(self._passes.pop(mark))
         if entry.count == 1:
             stated = {name: about.get(name) for name in _OF_LOADER}
-            self._set(entry, **stated, hidden=_hidden_samples(loader.dataset))
+            self._set(entry, **stated, hidden=_hidden_samples(loader.dataset), classes=_classes(loader.dataset))
         self._passes[id(result)] = _Pass(entry, _order(loader.sampler))
         if self.context.watched.helpers.loader is None and entry.data.get("trained") == 1:
             self.context.book.add(loader=loader_facts(loader))
@@ -653,6 +675,10 @@ class ProgramCalls(Sensor):
         )
         if norms:
             self._note("averaged.call", "", norms=len(norms), copied=copied)
+
+    def _put_into_evaluation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if id(args[0]) in self._models:
+            self._note("eval", self._models[id(args[0])])
 
     def _see_weights(self, last: bool = False) -> None:
         """Read what happens to copies of the weights; steps in a row show it, a few of which are enough."""
@@ -745,6 +771,19 @@ def _variable_of(thing: Any) -> str:
     """Return the name of the variable, or of the attribute of one, that holds an object; nothing if there is none."""
     found = (name for variables in _users_variables() for name, value in within(variables) if value is thing)
     return next(found, "")
+
+
+def _calls_of_functions(scheduler: LRScheduler) -> int | None:
+    """Return how many calls the functions of a LambdaLR are made for: what they refer to by such a name."""
+    for function in getattr(scheduler, "lr_lambdas", ()):
+        named = dict(getattr(function, "keywords", {}))
+        if isinstance(function, FunctionType):
+            named |= {name: function.__globals__.get(name) for name in function.__code__.co_names}
+            named |= getclosurevars(function).nonlocals
+        for name, value in named.items():
+            if isinstance(value, int) and _CALLS.fullmatch(name.lower()):
+                return value
+    return None
 
 
 def _planned_epochs() -> int | None:
@@ -890,6 +929,17 @@ def _order(sampler: Any) -> tuple[int, int] | None:
     if not isinstance(sampler, DistributedSampler) or type(sampler).__iter__ is not DistributedSampler.__iter__:
         return None  # a subclass that draws in another way may take its order from elsewhere
     return (int(sampler.seed), int(sampler.epoch)) if sampler.shuffle else None
+
+
+def _classes(dataset: Any) -> str | None:
+    """Return which number each class of a data set has, a line for each, as far as it says so as torchvision's do."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    numbers, names = getattr(dataset, "class_to_idx", None), getattr(dataset, "classes", None)
+    if not isinstance(numbers, Mapping):
+        numbers = {name: at for at, name in enumerate(names)} if isinstance(names, list | tuple) else {}
+    known = sorted((str(name), number) for name, number in numbers.items() if isinstance(number, int))
+    return "\n".join(f"{number} {name}" for name, number in known[:_MAX_CLASSES]) or None
 
 
 def _hidden_samples(dataset: Any) -> int | None:

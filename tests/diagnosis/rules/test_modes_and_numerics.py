@@ -34,7 +34,7 @@ def moded(norm, drop, root, *, phase="", steps=8, frozen=False, at=0):
 
 def test_training_in_evaluation_mode_is_named_with_the_step_it_began():
     finding = found("eval_mode_in_training", moded(0, 0, 0, at=3))
-    assert (finding.step, finding.sites) == (4, ("bn", "drop"))
+    assert (finding.step, finding.sites) == (4, ("(loop)", "bn", "drop")), "the place to edit comes first"
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,8 @@ def test_other_modes_of_training_are_well(case):
 
 
 def test_evaluating_in_training_mode_is_named():
-    assert found("train_mode_in_eval", moded(1, 1, 1, phase="@eval", at=2)).step == 3
+    finding = found("train_mode_in_eval", moded(1, 1, 1, phase="@eval", at=2))
+    assert (finding.step, finding.sites[0]) == (3, "(validation)")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import io
 import weakref
@@ -17,6 +18,7 @@ from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
     ExponentialLR,
+    LambdaLR,
     OneCycleLR,
     ReduceLROnPlateau,
     SequentialLR,
@@ -95,6 +97,35 @@ def test_a_schedule_for_batches_that_is_stepped_by_the_epoch(tmp_path, every, to
             if number % every == 0:
                 scheduler.step()
     assert (found(session, "scheduler_never_called") is not None) is ill
+
+
+@pytest.mark.parametrize(("per_batch", "total"), [(False, 24), (True, 24), (False, 4)])
+@pytest.mark.parametrize("form", ["closure", "partial"])
+def test_a_function_for_batches_that_is_called_by_the_epoch(tmp_path, form, per_batch, total):
+    session = decay(tmp_path, form, per_batch=per_batch, total=total, num_epochs=4)
+    assert (found(session, "scheduler_never_called") is not None) is (not per_batch and total == 24)
+
+
+def decay(folder, form, *, per_batch, total, num_epochs):
+    def given(num_training_steps):
+        return lambda step: linear_decay(step, num_training_steps=num_training_steps)
+
+    model, optimizer = made()
+    function = given(total) if form == "closure" else functools.partial(linear_decay, num_training_steps=total)
+    scheduler = LambdaLR(optimizer, function)
+    with watched(folder, model, optimizer) as session:
+        for _ in range(num_epochs):
+            for _ in range(6):
+                step(model, optimizer, session)
+                if per_batch:
+                    scheduler.step()
+            if not per_batch:
+                scheduler.step()
+    return session
+
+
+def linear_decay(step, *, num_training_steps):
+    return max(0.0, 1 - step / num_training_steps)
 
 
 class Settings:
@@ -464,6 +495,70 @@ def test_passes_that_stop_at_the_same_batch(tmp_path, shuffle, stop, ill):
     assert (found(session, "batches_never_seen") is not None) is ill
 
 
+class Folder(TensorDataset):
+    """Samples and the names of their classes, as torchvision's folders have them."""
+
+    def __init__(self, names):
+        super().__init__(X[:32], Y[:32])
+        self.classes = names
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "trained_on", "ill"),
+    [
+        (["b", "a", "c"], False, True),
+        (["b", "c"], False, True),
+        (["a", "b", "c"], False, False),
+        (["b", "x", "c"], False, False),
+        (["b", "c"], True, False),
+    ],
+    ids=["another order", "one is missing", "the same", "another task", "another stage of training"],
+)
+def test_classes_that_have_other_numbers_in_the_evaluation(tmp_path, evaluated, trained_on, ill):
+    model, optimizer = made()
+    train, other = (DataLoader(Folder(names), batch_size=16) for names in (["a", "b", "c"], evaluated))
+    with watched(tmp_path, model, optimizer) as session:
+        for _ in range(3):
+            for x, y in train:
+                step(model, optimizer, session, x, y)
+            for x, y in other:
+                if trained_on:
+                    step(model, optimizer, session, x, y)
+                with torch.no_grad():
+                    model(x)
+    finding = found(session, "train_val_preproc_mismatch")
+    assert (finding is not None) is ill
+    assert not ill or (finding.cause.count("test_program.py:") == 2 and "there, and" in finding.cause)
+
+
+@pytest.mark.parametrize("ill", [True, False])
+def test_the_line_that_puts_a_model_into_evaluation_mode_for_good(tmp_path, ill):
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Linear(16, 3))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watched(tmp_path, model, optimizer) as session:
+        for _ in range(3):
+            for _ in range(4):
+                step(model, optimizer, session)
+            model.eval()
+            model.train(not ill)
+    finding = found(session, "eval_mode_in_training")
+    assert (finding is not None) is ill
+    assert not ill or ("after the eval() at test_program.py:" in finding.cause and finding.sites == ("(loop)", "1"))
+
+
+@pytest.mark.parametrize("ill", [True, False])
+def test_the_lines_from_which_an_optimizer_is_stepped_twice(tmp_path, ill):
+    model, optimizer = made()
+    with watched(tmp_path, model, optimizer) as session:
+        for _ in range(6):
+            step(model, optimizer, session)
+            if ill:
+                optimizer.step()
+    finding = found(session, "double_step")
+    assert (finding is not None) is ill
+    assert not ill or finding.cause.count("test_program.py:") == 2
+
+
 @pytest.mark.parametrize("ill", [True, False])
 def test_a_loader_that_drops_all_it_has(tmp_path, ill):
     model, optimizer = made()
@@ -728,6 +823,7 @@ class Adapted(nn.Module):
     def __init__(self, form, rank=2):
         super().__init__()
         self.base, self.head, self.form = nn.Linear(8, 16), nn.Linear(16, 3), form
+        self.norm = nn.LayerNorm(16)
         if form == "beside":
             self.down, self.up = nn.Parameter(torch.randn(rank, 8)), nn.Parameter(torch.zeros(16, rank))
         else:
@@ -740,13 +836,13 @@ class Adapted(nn.Module):
             hidden = hidden + x @ self.down.T @ self.up.T
         else:
             hidden = hidden + self.up(self.down(hidden).relu())
-        return self.head(hidden.relu())
+        return self.head(self.norm(hidden.relu()))
 
 
 def freeze(model, what):
     for name, each in model.named_parameters():
         adapts = name.startswith(("up", "down"))
-        each.requires_grad_(name.startswith("head") or (adapts and what == "base"))
+        each.requires_grad_(name.startswith(("head", "norm")) or (adapts and what == "base"))
         if adapts and what == "trained adapters":
             nn.init.normal_(each)
 

@@ -29,7 +29,7 @@ def cleared(missing, backwards):
 
 def test_gradients_cleared_before_the_step_are_reported_from_the_second_step_on():
     finding = found("zero_grad_misplaced", cleared(2, 1))
-    assert (finding.severity, finding.sites, finding.step) == ("critical", ("optimizer",), 1)
+    assert (finding.severity, finding.sites, finding.step) == ("critical", ("optimizer", "(loop)"), 1)
 
 
 @pytest.mark.parametrize(("missing", "backwards"), [(0, 1), (1, 1), (2, 0)])
@@ -62,7 +62,7 @@ def orphaned(**head):
 def test_a_gradient_that_is_never_applied_is_named():
     case = patient({"head.weight:gradient": ONE, "head.weight:parameter": [0.5]}, orphaned())
     finding = found("params_not_in_optimizer", case)
-    assert finding.sites == ("head.weight",)
+    assert finding.sites == ("optimizer", "head.weight"), "the place to edit comes first"
     assert finding.severity == "critical"  # the output layer
 
 
@@ -244,7 +244,7 @@ def test_an_optimizer_that_rests_while_another_steps_for_long_is_named():
         optimizers=(optimizer("a.weight"), optimizer("b.weight", name="optimizer2")),
     )
     case = patient({"optimizer:vital.backwards_seen": [1.0] * 60}, facts)
-    assert found("step_not_called", case).sites == ("optimizer2",)
+    assert found("step_not_called", case).sites == ("optimizer2", "(loop)")
     assert ask("step_not_called", patient({"optimizer:vital.backwards_seen": [1.0] * 20}, facts)) is None
 
 

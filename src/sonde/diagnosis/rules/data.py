@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from numpy.typing import NDArray
 
 from sonde.core import schema, signals
+from sonde.core.facts import CallFacts
 from sonde.core.metric_names import is_held_out
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import anomaly_severity, began_badly
@@ -257,7 +260,7 @@ INPUT_BATCHES = Threshold(5, "training batches: fewer do not show how much they 
 
 @rule(
     "train_val_preproc_mismatch",
-    needs=["input"],
+    needs=["input", "facts.program"],
     explains=["overfitting"],
     fix="Use the same normalisation for both, with the training set's mean and standard deviation.",
     refute="Print the mean and standard deviation of a batch of each loader: if they are equal, this finding is wrong.",
@@ -265,6 +268,8 @@ INPUT_BATCHES = Threshold(5, "training batches: fewer do not show how much they 
 )
 def train_val_preproc_mismatch(case: Case) -> Found | None:
     """Inputs or targets of the evaluation are preprocessed differently from those of training."""
+    if (numbered := _numbers_classes_otherwise(case)) is not None:
+        return numbered
     found = _differently(model_input(case), model_input(case, "eval"), "inputs", INPUT_SHIFT, INPUT_STRETCH)
     if found is None:
         target = f"{signals.LOSS}:input.target"
@@ -274,6 +279,40 @@ def train_val_preproc_mismatch(case: Case) -> Found | None:
         if train is not None and evaluated is not None and not made and not _outputs_move_too(case, train, evaluated):
             found = _differently(train, evaluated, "targets", TARGET_SHIFT, TARGET_STRETCH)
     return found
+
+
+def _numbers_classes_otherwise(case: Case) -> Found | None:
+    """Find a data set for evaluation that gives the classes of the training set other numbers."""
+    passes = [call for call in case.facts.calls("loader.pass") if call.data.get("classes")]
+    for train, evaluated in itertools.permutations(passes, 2):
+        ended = evaluated.count > 1 or case.final  # only then is it known whether it is trained on
+        if not train.data.get("trained") or evaluated.data.get("trained") or not ended:
+            continue
+        one, two = _classes(train), _classes(evaluated)
+        other = [name for name in one.keys() & two.keys() if one[name] != two[name]]
+        # Data sets for two tasks may have some classes in common.
+        if other and (one.keys() <= two.keys() or two.keys() <= one.keys()):
+            name = min(other)
+            return Found(
+                exact=True,
+                step=evaluated.steps[0],
+                sites=("loader", "(validation)"),
+                evidence=(
+                    above("classes with another number", len(other), 1),
+                    fact("classes in both", len(one.keys() & two.keys())),
+                ),
+                cause=f"The data that is evaluated{evaluated.place} numbers its classes otherwise than the data that "
+                f"is trained on{train.place}: `{name}` is {two[name]} there, and {one[name]} in training.",
+                fix="Sort the names of the classes before numbering them, and use the training set's numbers "
+                "(class_to_idx) for both.",
+                refute="Print class_to_idx of both data sets: if they are equal, this finding is wrong.",
+            )
+    return None
+
+
+def _classes(call: CallFacts) -> dict[str, str]:
+    lines = str(call.data["classes"]).split("\n")
+    return {name: number for number, _, name in (line.partition(" ") for line in lines)}
 
 
 def _outputs_move_too(case: Case, train: Track, evaluated: Track) -> bool:
@@ -310,7 +349,7 @@ def _differently(
     )
     return Found(
         step=int(evaluated.steps[0]),
-        sites=("loader", train.name),
+        sites=("loader", "(validation)", train.name),
         evidence=(
             worst,
             fact(f"standard deviation of training {what}", std, f"{train.key} std"),
@@ -387,7 +426,7 @@ def _same_inputs(case: Case) -> Found | None:
     return Found(
         severity="warning" if named else "info",
         step=same[0],
-        sites=("loader",),
+        sites=("loader", "(validation)"),
         evidence=(
             above("evaluations on the data of training", len(same), 2, f"{evaluated.key} mean"),
             fact("evaluations compared", len(evaluated)),
@@ -409,7 +448,7 @@ def _same_rows(case: Case) -> Found | None:
     return Found(
         severity="warning" if named else "info",
         step=int(seen.steps[0]),
-        sites=("loader",),
+        sites=("loader", "(validation)"),
         evidence=(
             above("share of the rows of each evaluation that were trained on", share, SEEN_SHARE, seen.key),
             below("share of the rows of a batch that repeat another", alike, ALIKE_SHARE, repeated.key),

@@ -11,7 +11,7 @@ from sonde.core import schema, signals, statistics
 from sonde.core.facts import OptimizerFacts
 from sonde.core.robust import growth, less
 from sonde.diagnosis.case import Case, NotMeasured, longest_run, run_length
-from sonde.diagnosis.ownership import held, need_optimizers, ran, recent_rates, runner_of
+from sonde.diagnosis.ownership import held, marked, need_optimizers, ran, recent_rates, runner_of
 from sonde.diagnosis.rule import Found, Threshold, above, below, by_number, fact, few, rule
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
 from sonde.diagnosis.tape.flow import added_gradients
@@ -50,7 +50,7 @@ def missing_zero_grad(case: Case) -> Found | None:
         if longest >= LEFTOVER_STEPS and left_over.mean() > LEFTOVER_MOST:
             return Found(
                 step=int(track.steps[left_over][0]),
-                sites=(track.name,),
+                sites=(track.name, signals.LOOP),
                 evidence=(
                     above(
                         "share of parameters whose gradient still held the last step's when the next was added",
@@ -109,13 +109,14 @@ def _cleared(case: Case, optimizer: OptimizerFacts) -> Found | None:
     return Found(
         severity="critical",
         step=first,
-        sites=(optimizer.name,),
+        sites=(optimizer.name, signals.LOOP),
         evidence=(
             above("parameters without a gradient at the step", missing.numbers()[-1], trainable, f"{missing.key} mean"),
             above("backward passes that reached them before", backwards.numbers()[-1], 1, f"{backwards.key} mean"),
             fact("steps in a row", run_length(bare)),
         ),
-        cause=f"Gradients are cleared after the backward pass: {optimizer.name} steps without any gradient.",
+        cause=f"Gradients are cleared after the backward pass{marked(case, 'zero_grad', after='backward')}: "
+        f"{optimizer.name} steps without any gradient.",
     )
 
 
@@ -133,7 +134,7 @@ def _thrown_away(case: Case) -> Found | None:
     return Found(
         severity="warning",
         step=int(thrown.steps[len(lost) - run_length(lost)]),
-        sites=(name,),
+        sites=(name, signals.LOOP),
         evidence=(
             above("steps in a row that had only the last backward pass", run_length(lost), THROWN_STEPS),
             fact("backward passes before a step", float(passes.numbers()[-1]), f"{passes.key} mean"),
@@ -198,7 +199,7 @@ def _never_stepped(optimizer: OptimizerFacts, severity: Severity, *evidence: Evi
     return Found(
         severity=severity,
         step=0,
-        sites=(optimizer.name,),
+        sites=(optimizer.name, signals.LOOP),
         evidence=evidence,
         cause=f"{optimizer.name} has never stepped: {few(held(optimizer))} "
         + by_number(held(optimizer), "keeps its initial values.", "keep their initial values."),
@@ -236,7 +237,7 @@ def double_step(case: Case) -> Found | None:
         if len(recent) < DOUBLE_STEPS or not DOUBLE_SHARE < again.mean() < 1:
             continue
         if _has_gradients(case, recent, again, sizes.get(track.name, 0)):
-            return _repeats(track, float(again.mean()))
+            return _repeats(case, track, float(again.mean()))
     return None
 
 
@@ -249,17 +250,19 @@ def _has_gradients(case: Case, recent: Track, again: NDArray[np.bool_], size: in
     return all(bare.get(step, size) < size for step in recent.steps[again].tolist())
 
 
-def _repeats(track: Track, share: float) -> Found:
+def _repeats(case: Case, track: Track, share: float) -> Found:
     empty = track.numbers() == 0
+    places = [call.place for call in case.facts.calls("optimizer.step") if call.about == track.name and call.place]
     return Found(
         step=int(track.steps[empty][0]),
-        sites=(track.name,),
+        sites=(track.name, signals.LOOP),
         evidence=(
             above("share of the last steps without a backward pass", share, DOUBLE_SHARE, f"{track.key} mean"),
             below("backward passes before such a step", 0, 0),
             fact("such steps so far", int(empty.sum())),
         ),
-        cause=f"{track.name} steps more than once with the same gradients: every other step repeats the previous one.",
+        cause=f"{track.name} steps more than once with the same gradients: every other step repeats the previous one."
+        + (f" It is stepped{few(places)}." if places else ""),
     )
 
 

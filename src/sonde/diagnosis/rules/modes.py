@@ -111,15 +111,18 @@ def eval_mode_in_training(case: Case) -> Found | None:
         return None
     names = [mode.name for mode in off]
     when = "from the start" if since <= 1 else f"since step {since}"
+    put = next((call for call in case.facts.calls("eval") if since - 1 in call.steps), None)
     return Found(
         step=since,
-        sites=tuple(names),
+        sites=(signals.LOOP, *names),
         evidence=(
             below("training flag of these modules in training passes", 0, 0, f"{names[0]}:vital.training mean"),
             above("steps trained in this mode", steps, MODE_STEPS),
             fact("modules", len(names)),
         ),
-        cause=f"The model trains in evaluation mode {when}: {few(names)} "
+        cause=f"The model trains in evaluation mode {when}: "
+        + (f"nothing calls train() after the eval(){put.place}, so " if put is not None and put.place else "")
+        + f"{few(names)} "
         + (
             by_number(names, "uses", "use") + " running statistics instead of those of the batch."
             if off[0].is_norm
@@ -163,7 +166,7 @@ def train_mode_in_eval(case: Case) -> Found | None:
     norms = [mode.name for mode in on if mode.is_norm]
     return Found(
         step=since,
-        sites=tuple(names),
+        sites=("(validation)", *names),
         evidence=(
             above("training flag in passes without gradients", 1, 1, f"{names[0]}:vital.training@eval mean"),
             above("such passes", passes, 2),

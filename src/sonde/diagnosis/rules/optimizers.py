@@ -11,7 +11,7 @@ from sonde.core import signals, statistics
 from sonde.core.facts import GroupFacts, OptimizerFacts
 from sonde.diagnosis.case import Case, NotMeasured, run_length
 from sonde.diagnosis.outlook import anomaly_severity, is_failing, is_learning_well
-from sonde.diagnosis.ownership import held
+from sonde.diagnosis.ownership import held, marked
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, few, rule
 from sonde.diagnosis.symptoms import NOT_FINITE, TOO_FAR
 from sonde.diagnosis.track import Panel, Track, Values
@@ -60,7 +60,7 @@ def _nothing_to_clip(case: Case) -> Found | None:
         if steps >= CLIP_STEPS and often and sum(len(track) for track in norms) <= 1:
             return Found(
                 step=call.steps[0] + 1,
-                sites=("optimizer", "(loop)"),
+                sites=("optimizer", signals.LOOP),
                 evidence=(above("steps that clipped nothing", steps, CLIP_STEPS), fact("parameters given", given)),
                 cause=f"clip_grad_norm_(){call.place} gets "
                 + (
@@ -90,12 +90,13 @@ def _too_late(case: Case, norms: Track, applied: dict[int, float]) -> Found | No
     ratio = float(np.median(norms.numbers()[late])) / limit
     return Found(
         step=int(norms.steps[late][0]),
-        sites=(norms.name,),
+        sites=(norms.name, signals.LOOP),
         evidence=(
             above("norm of the applied gradients over the limit", ratio, APPLIED_OVER_LIMIT, f"{norms.key} mean"),
             above("steps that applied gradients before they were clipped", int(late.sum()), CLIP_STEPS),
         ),
-        cause="Gradients are clipped after optimizer.step() has used them: clipping has no effect.",
+        cause=f"Gradients are clipped{marked(case, 'clip')} after optimizer.step() has used them: clipping has no "
+        "effect.",
     )
 
 
@@ -109,15 +110,15 @@ def _too_early(case: Case, norms: Track, applied: dict[int, float]) -> Found | N
     limit = float("nan") if limits is None else float(np.median(limits.numbers()))
     return Found(
         step=int(norms.steps[early][0]),
-        sites=(norms.name,),
+        sites=(norms.name, signals.LOOP),
         evidence=(
             below("norm of what was clipped", 0, 0, f"{norms.key} mean"),
             fact("norm of the gradients that were applied then", float(np.nanmedian(used[early]))),
             fact("norm to clip to", limit),
             above("steps like this", int(early.sum()), CLIP_STEPS),
         ),
-        cause="Gradients are clipped before loss.backward() computes them: there is nothing to clip, and the step "
-        "applies them unclipped.",
+        cause=f"Gradients are clipped{marked(case, 'clip')} before loss.backward() computes them: there is nothing to "
+        "clip, and the step applies them unclipped.",
         refute="Print what clip_grad_norm_ returns: if it is not 0, this finding is wrong.",
     )
 

@@ -135,7 +135,7 @@ def params_not_in_optimizer(case: Case) -> Found | None:
     return Found(
         severity="critical" if _is_head(case, orphans) else "warning",
         step=int(last.steps[0]) if last is not None else None,
-        sites=tuple(orphans),
+        sites=("optimizer", *orphans),
         evidence=(
             above("steps in which they got a gradient", max(counts[name] for name in orphans), ORPHAN_STEPS),
             fact("parameters that no optimizer holds", len(orphans)),
@@ -385,7 +385,8 @@ def _idle_branches(case: Case, free: list[str]) -> list[str]:
     frozen = [name for name, each in case.parameters.items() if not each.trainable]
     zero = [name for name in frozen if case.parameters[name].zero and len(case.parameters[name].shape) > 1]
     zero = [name for name in zero if case.track(f"{name}:gradient") is None and not _was_filled(case, name)]
-    if not zero or any(case.parameters[name].zero for name in free) or _has_adapters(case, frozen, free):
+    trained = [name for name in free if case.parameters[name].zero and len(case.parameters[name].shape) > 1]
+    if not zero or trained or _has_adapters(case, frozen, free):
         return []
     ran_modules = ran(case)
     holders = {module_of(name) for name in zero}
@@ -505,7 +506,8 @@ def graph_break_detach(case: Case) -> Found | None:
     return Found(
         severity="info" if intended else ("critical" if share > BROKEN_MOST else "warning"),
         step=lost.first_step,
-        sites=tuple(names),
+        # What cuts off the output layer comes after the model.
+        sites=((signals.LOSS, *names) if _is_head(case, names) else tuple(names)),
         evidence=(
             above("steps without a gradient", case.num_steps, BROKEN_STEPS),
             fact("parameters", len(names)),

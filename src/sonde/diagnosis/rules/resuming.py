@@ -90,6 +90,7 @@ def boundaries(case: Case) -> tuple[int, ...]:
 
 
 FRESH_LATER = Threshold(0.5, "share of the next five steps that look fresh too")
+SAME_RATE = Threshold(1e-6, "relative difference of learning rates: rounding is less")
 RATE_JUMP = Threshold(2.0, "learning rate after resuming over before: a schedule that restarted")
 
 
@@ -123,7 +124,28 @@ def resume_incomplete(case: Case) -> Found | None:
 
 
 def _fresh_schedule(case: Case) -> Found | None:
-    """Find a schedule that goes on with every step and begins at 0, for an optimizer that has stepped before."""
+    """Find a schedule that begins at 0 for an optimizer that has stepped before.
+
+    Its rate differs from the one that the schedule gave it, or its state has counted steps that the schedule has not.
+    """
+    for call in case.facts.calls("optimizer.found"):
+        rate, begins = call.data.get("lr"), call.data.get("begins")
+        if (
+            isinstance(rate, int | float)
+            and isinstance(begins, int | float)
+            and abs(rate - begins) > SAME_RATE * begins
+        ):
+            return Found(
+                step=(case.history.first_step or 1),
+                sites=("scheduler", call.about),
+                evidence=(
+                    fact("learning rate in the state of the optimizer", rate, f"{call.about}.group0.lr:scalar mean"),
+                    fact("learning rate at which its schedule begins", begins),
+                    fact("steps that the schedule counted before", 0),
+                ),
+                cause=f"The state of {call.about} was loaded with a learning rate of {rate:.3g}, but its scheduler "
+                f"begins at 0, with {begins:.3g}: warm-up and decay start over.",
+            )
     for call in case.facts.calls("scheduler.step"):
         counted = case.vital(call.about, signals.STATE_STEPS) if call.about else None
         in_every_step = len(call.steps) > 1 and call.steps[1] == call.steps[0] + 1
@@ -182,7 +204,8 @@ def _around(case: Case, name: str, start: int) -> tuple[float | None, float | No
         return None, None
     steps, values = curve
     earlier, later = values[steps < start], values[steps >= start]
-    return (float(earlier[-1]) if len(earlier) else None), (float(later[0]) if len(later) else None)
+    before = float(earlier[-1]) if len(earlier) else case.earlier.get(name)
+    return before, (float(later[0]) if len(later) else None)
 
 
 FIRST_STEPS = Threshold(3, "steps: an optimizer's own first steps are those of a fresh state")
