@@ -132,8 +132,8 @@ def is_learning_well(case: Case) -> bool:
 
 
 def anomaly_severity(case: Case) -> Severity:
-    """Return how severe a statistical anomaly is: worth a note in a run that learns, else a warning.
+    """Return how severe a statistical anomaly is: worth a note in a run that learns from its first steps on.
 
-    Where no loss is known, nothing shows that the run learns.
+    Else it is a warning. Where no loss is known, nothing shows that the run learns.
     """
-    return "warning" if is_failing(case) or case.loss() is None else "info"
+    return "warning" if is_failing(case) or case.loss() is None or wastes_steps(case) else "info"

@@ -142,7 +142,7 @@ def _output_spread(case: Case) -> dict[str, float]:
 
 def _badly_scaled(case: Case, names: list[str], how: str, evidence: tuple[Evidence, ...]) -> Found:
     return Found(
-        severity="warning" if wastes_steps(case) else anomaly_severity(case),
+        severity=anomaly_severity(case),
         step=1,
         sites=tuple(names[:6]),
         evidence=(*evidence, fact("weights like this", len(names))),

@@ -23,8 +23,8 @@ PACE_HIGH = Threshold(0.1, "update over weight: a usual step has about a thousan
 PACE_HIGH_WORSE = Threshold(0.03, "the same where the loss rises above its start")
 PACE_STEPS = Threshold(3, "persistence: one long first step is common with Adam")
 OVERSHOOT = Threshold(1.5, "highest loss over the first: with random labels or a constant output it does not rise")
-THROWN = Threshold(2.0, "highest of the first 20 losses over the first: the scatter of batches is less")
-THROWN_FAR = Threshold(10.0, "the same, where the loss comes back soon")
+THROWN = Threshold(2.0, "highest of the first 20 losses over the first, as a median of three: batches scatter less")
+THROWN_FAR = Threshold(10.0, "the same of single losses, where the loss comes back soon")
 THROWN_SHARE = Threshold(0.05, "share of the losses that are as far above the first: it comes back late")
 _FIRST_LOSSES: Final = 20
 
@@ -49,7 +49,7 @@ def lr_too_high(case: Case) -> Found | None:
         raise NotMeasured("updates")
     leaps = _count(early, PACE_HIGH)
     overshoot = _overshoot(found[1])
-    if leaps >= PACE_STEPS and _is_thrown_up(found[1]) and not _tries_steps(case):
+    if leaps >= PACE_STEPS and _is_thrown_up(found[1], first) and not _tries_steps(case):
         why = f"the first steps throw the loss to {overshoot:.3g} times its first value."
         return _too_long(case, first, _evidence(early, late, overshoot), why)
     if not is_failing(case):
@@ -79,15 +79,21 @@ def _was_failing_before(losses: Values, early: Values) -> bool:
     return _overshoot(before) >= OVERSHOOT or bool(before[-1] > before[0])
 
 
-def _is_thrown_up(losses: Values) -> bool:
+def _is_thrown_up(losses: Values, first: Weights) -> bool:
     """Return whether one of the first losses is far above the first, very far or for long.
 
-    Losses of both signs do not measure a distance.
+    Losses of both signs do not measure a distance. A single layer forgets where it began: its loss is convex.
     """
     early = losses[:_FIRST_LOSSES]
-    if not np.isfinite(early).all() or early.min() < 0 or _overshoot(early) < THROWN:
+    trained = np.isfinite(first.updates).any(axis=0).sum()
+    if trained < 2 or not np.isfinite(early).all() or early.min() < 0:
         return False
-    return bool(_overshoot(early) >= THROWN_FAR or (losses > OVERSHOOT * early[0]).mean() >= THROWN_SHARE)
+    if _overshoot(early) >= THROWN_FAR:
+        return True
+    # One odd batch is no trend.
+    level = np.median(np.lib.stride_tricks.sliding_window_view(losses, 3), axis=1)
+    late = float((level > OVERSHOOT * losses[0]).mean())
+    return bool(level[:_FIRST_LOSSES].max() >= THROWN * losses[0] and late >= THROWN_SHARE)
 
 
 def _tries_steps(case: Case) -> bool:
