@@ -83,6 +83,18 @@ def test_history_of_numbers_of_many_steps_is_that_of_their_blocks():
     assert len(one.curves[3].steps) <= MAX_POINTS
 
 
+def test_steps_with_nothing_but_followed_numbers_do_not_push_out_readings():
+    history = History()
+    history.follow(0)
+    for step in range(1, 5001):
+        history.put(block(step, {0: float(step), 1: float(step)} if step % 50 == 1 else {0: float(step)}))
+    steps, rows = history.rows(1)
+    assert steps.tolist() == list(range(1, 5001, 50))
+    assert rows[:, schema.MEAN].tolist() == steps.tolist()
+    assert history.recent.table(np.array([1]), 64)[0].tolist() == steps[-64:].tolist()
+    assert history.curves[0].steps[-1] == history.step == 5000
+
+
 def test_a_further_block_of_a_step_adds_to_it():
     history = History()
     history.put(block(1, {0: 1.0}))

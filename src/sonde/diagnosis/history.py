@@ -48,18 +48,9 @@ class Stretch:
         self.skipped[place] = self.skipped[place] or block.skipped
         self._rows[place, block.sites] = block.rows
 
-    def put_numbers(self, numbers: Numbers, rows: Rows, capacity: int, length: int) -> None:
-        """Take the last of many steps of numbers, each into a fresh place."""
-        if capacity > self._rows.shape[1] or length < self.length:
-            self._resize(capacity, min(length, self.length))
-        taken = min(len(numbers), self.length)
-        places = (self.start + self.used + np.arange(taken)) % self.length
-        self.start = (self.start + max(0, self.used + taken - self.length)) % self.length
-        self.used = min(self.used + taken, self.length)
-        self.steps[places], self.skipped[places] = numbers.steps[-taken:], False
-        self._rows[places] = 0
-        self._rows[places[:, None], numbers.sites] = rows[-taken:]
-        self._order = None
+    def holds(self, step: int) -> bool:
+        """Return whether the newest place is that of a step."""
+        return self.used > 0 and bool(self.steps[(self.start + self.used - 1) % self.length] == step)
 
     @property
     def nbytes(self) -> int:
@@ -88,10 +79,8 @@ class Stretch:
         return self.steps[order], rows
 
     def _place_of(self, step: int) -> int:
-        if self.used:
-            newest = (self.start + self.used - 1) % self.length
-            if self.steps[newest] == step:
-                return int(newest)
+        if self.holds(step):
+            return (self.start + self.used - 1) % self.length
         self._order = None
         if self.used < self.length:
             place = (self.start + self.used) % self.length
@@ -172,7 +161,8 @@ class History:
 
     def put_numbers(self, numbers: Numbers) -> None:
         """Take many steps of numbers, all of them later than what was taken before."""
-        if self.head.used < HEAD or int(numbers.steps[0]) <= self.step:
+        followed, kept = self._wanted_in(numbers.sites)
+        if self.head.used < HEAD or int(numbers.steps[0]) <= self.step or len(followed) < len(numbers.sites):
             for block in numbers.blocks():
                 self.put(block)
             return
@@ -183,8 +173,6 @@ class History:
             self.first_bad.setdefault(int(numbers.sites[which]), int(numbers.steps[at]))
         self.num_steps += len(numbers)
         self.step = int(numbers.steps[-1])
-        self.recent.put_numbers(numbers, rows, *self._size(numbers.sites))
-        followed, kept = self._wanted_in(numbers.sites)
         steps = numbers.steps.tolist()
         for at, site in followed:
             self.curves[site].extend(steps, numbers.values[:, at].tolist())
@@ -212,8 +200,10 @@ class History:
         capacity, length = self._size(block.sites)
         if self.head.used < HEAD or block.step == self.head.steps[(self.head.start + HEAD - 1) % HEAD]:
             self.head.put(block, capacity, HEAD)
-        self.recent.put(block, capacity, length)
         followed, kept = self._wanted_in(block.sites)
+        # Steps with nothing but numbers, which have curves, must not push out the few that hold readings of tensors.
+        if len(followed) < len(block.sites) or block.skipped or self.recent.holds(block.step):
+            self.recent.put(block, capacity, length)
         for at, site in followed:
             self.curves[site].put(block.step, _mean(block.rows[at]))
         for at, site in kept:

@@ -31,7 +31,7 @@ _FIRST_LOSSES: Final = 20
 
 @rule(
     "lr_too_high",
-    needs=["gradient", "parameter", "update", "facts.order"],
+    needs=["gradient", "parameter", "update", "facts.order", signals.BACKWARDS_ADDED, signals.BACKWARDS_SEEN],
     explains=[*TOO_FAR],
     fix="Divide the learning rate by 10 (or find one with sonde.checkup), or warm it up.",
     refute="Train 100 steps at a tenth of the rate: if the loss does not fall either, this finding is wrong.",
