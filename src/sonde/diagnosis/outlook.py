@@ -132,8 +132,13 @@ def is_learning_well(case: Case) -> bool:
 
 
 def anomaly_severity(case: Case) -> Severity:
-    """Return how severe a statistical anomaly is: worth a note in a run that learns from its first steps on.
+    """Return how severe a statistical anomaly is: worth a note in a run that learns, else a warning.
 
-    Else it is a warning. Where no loss is known, nothing shows that the run learns.
+    Where no loss is known, nothing shows that the run learns.
     """
-    return "warning" if is_failing(case) or case.loss() is None or wastes_steps(case) else "info"
+    return "warning" if is_failing(case) or case.loss() is None else "info"
+
+
+def beginning_severity(case: Case) -> Severity:
+    """Return how severe an anomaly is that was there before the first step: also by the steps that it has cost."""
+    return "warning" if wastes_steps(case) else anomaly_severity(case)

@@ -11,7 +11,7 @@ import numpy as np
 from sonde.core import schema, signals, statistics
 from sonde.core.facts import ParameterFacts
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.outlook import anomaly_severity, began_badly, is_learning_well, wastes_steps
+from sonde.diagnosis.outlook import began_badly, beginning_severity, is_learning_well, wastes_steps
 from sonde.diagnosis.ownership import output_module
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, few, rule
 from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
@@ -142,7 +142,7 @@ def _output_spread(case: Case) -> dict[str, float]:
 
 def _badly_scaled(case: Case, names: list[str], how: str, evidence: tuple[Evidence, ...]) -> Found:
     return Found(
-        severity=anomaly_severity(case),
+        severity=beginning_severity(case),
         step=1,
         sites=tuple(names[:6]),
         evidence=(*evidence, fact("weights like this", len(names))),

@@ -406,8 +406,7 @@ def loss_scale_collapse(case: Case) -> Found | None:
         return None
     steps, scales = curve
     window = int(SKIP_WINDOW)
-    recent = case.recent_steps[-window:]
-    skipped = float(np.isin(recent, case.history.skipped_steps()).mean()) if len(recent) == window else 0.0
+    skipped = float((case.history.skipped_steps() > case.step - window).sum()) / window
     settled = case.num_steps >= 2 * window
     if scales[-1] < SCALE_FLOOR:
         return _no_scale(steps, scales, below("scale now", scales[-1], SCALE_FLOOR, "scaler.scale:scalar mean"))

@@ -12,7 +12,7 @@ import numpy as np
 from sonde.core import schema, signals
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.nonfinite import BASIS, READINGS
-from sonde.diagnosis.outlook import anomaly_severity, chance_loss, is_near_chance
+from sonde.diagnosis.outlook import anomaly_severity, beginning_severity, chance_loss, is_near_chance
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.activations import OUTPUT_SPREAD
 from sonde.diagnosis.rules.rates import PACE_LOW
@@ -105,7 +105,7 @@ def target_scale(case: Case) -> Found | None:
     else:
         return None
     return Found(
-        severity=anomaly_severity(case),
+        severity=beginning_severity(case),
         step=int(target.steps[0]),
         sites=("loader", "loss_fn"),
         evidence=(worst, fact("mean of the target", mean, f"{target.key} mean")),
