@@ -2926,3 +2926,33 @@ def test_two_softmaxes_that_are_multiplied_are_no_finding(tmp_path):
         return -(scores.softmax(0) * scores.softmax(1)).diagonal().log().mean()
 
     assert found("wrong_dim_softmax", taped(tmp_path / "run", mlp(), (ROWS, LABELS), matched)) is None
+
+
+def test_weights_that_are_clamped_between_steps_are_not_cut_off(tmp_path):
+    torch.manual_seed(0)
+    critic = mlp()
+    optimizer = torch.optim.RMSprop(critic.parameters(), 1e-3)
+    with sonde.watch(critic, optimizer, run=tmp_path / "run") as session:
+        for x, _ in [*DataLoader(TensorDataset(ROWS, LABELS), 8)] * 6:
+            optimizer.zero_grad()
+            # The bias of the last layer cancels in the difference, so its gradient is 0.
+            (critic(torch.randn_like(x)).mean() - critic(x).mean()).backward()
+            optimizer.step()
+            with torch.no_grad():
+                for parameter in critic.parameters():
+                    parameter.clamp_(-0.2, 0.2)
+    assert "graph_break_detach" not in [finding.kind for finding in session.findings]
+
+
+@pytest.mark.parametrize(("sign", "ill"), [(1, False), (-1, True)])
+def test_a_score_that_should_be_minus_the_noise_has_no_wrong_sign(sign, ill, tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(FEATURES, FEATURES)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for _ in range(8):
+            noise = torch.randn(16, FEATURES)
+            optimizer.zero_grad()
+            (sign * (model(ROWS[:16] + noise) + noise).square().mean()).backward()
+            optimizer.step()
+    assert ("loss_sign_flipped" in [finding.kind for finding in session.findings]) is ill

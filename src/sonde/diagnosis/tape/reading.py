@@ -493,10 +493,17 @@ class TapeReading:
 
         These are those that what is minimised depends on; all that were used, if no gradient reaches any.
         """
-        lost = {name: value for name, value in self.held.items() if value not in self.learning}
+        lost = {name: value for name, value in self.held.items() if self.learning.isdisjoint(self._contents(value))}
         if len(lost) == len(self.held):
             return [name for name, value in lost.items() if self.tape.consumers(value)]
         return [name for name, value in lost.items() if value in self.needed]
+
+    def _contents(self, value: int) -> list[int]:
+        """Return a value and what its tensor became when it was written to, as weights are that a program clips."""
+        found = [value]
+        for each in found:
+            found += self.tape.becomes(each)
+        return found
 
     def comes_first(self, names: list[str]) -> bool:
         """Return whether parameters are used on data alone and leave torch nowhere, as those of a feature extractor."""

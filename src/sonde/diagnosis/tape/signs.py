@@ -163,6 +163,8 @@ def _by_targets(reading: TapeReading) -> Found | None:
             return _flipped(reading, "outputs move to their targets", "away from them")
         if reading.losses or _are_logits(reading, output) or _is_weighed(reading):
             continue  # torch's own losses fall towards their targets; logits are not compared with them
+        if reach(reading, reading.roots[0])[0] >= 0:
+            continue  # a distance that is minimised, maybe from the negative of what it is compared with
         ways = [
             wanted - known for wanted in _wanted(reading, output) if (known := reading.tape.tensor(output)) is not None
         ]
