@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from tests.session.endings import ending_of
 from tests.waiting import PATIENCE_S
 
 import sonde
@@ -40,7 +41,7 @@ def test_an_exception_in_the_loop_is_noted_and_goes_through(setup, tmp_path):
     run = sonde.open_run(tmp_path / "run")
     assert run.status == "failed"
     assert run.steps.tolist() == [0, 1, 2]
-    event = run.events[-1]
+    event = ending_of(run)
     assert event.event_type == "exception"
     assert "ZeroDivisionError" in event.message
     assert "1 / 0" in event.data["traceback"]
@@ -54,8 +55,8 @@ def test_a_keyboard_interrupt_is_noted_and_goes_through(setup, tmp_path):
     run = sonde.open_run(tmp_path / "run")
     assert run.status == "interrupted"
     assert run.steps.tolist() == [0, 1, 2]
-    assert (run.events[-1].event_type, run.events[-1].message) == ("interrupted", "KeyboardInterrupt")
-    assert "raise KeyboardInterrupt" in run.events[-1].data["traceback"]
+    assert (ending_of(run).event_type, ending_of(run).message) == ("interrupted", "KeyboardInterrupt")
+    assert "raise KeyboardInterrupt" in ending_of(run).data["traceback"]
 
 
 def test_a_sink_that_raises_is_left_out_and_named(setup, tmp_path, caplog):

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from tests.session.endings import ending_of
 
 import sonde
 from sonde import session as sessions
@@ -67,14 +68,14 @@ def test_a_signal_whose_handler_ends_the_training_interrupts_it(train, number, h
     with handling(number, handler):
         run = train(lambda: os.kill(os.getpid(), number))
     assert run.status == "interrupted"
-    assert run.events[-1].event_type == "interrupted"
+    assert ending_of(run).event_type == "interrupted"
     assert run.steps.tolist() == [0, 1, 2]
 
 
 def test_ctrl_c_interrupts_a_training(train):
     run = train(lambda: signal.raise_signal(signal.SIGINT))
     assert run.status == "interrupted"
-    assert run.events[-1].message == "KeyboardInterrupt"
+    assert ending_of(run).message == "KeyboardInterrupt"
 
 
 @pytest.mark.parametrize("code", [None, 0])
@@ -88,13 +89,13 @@ def test_a_normal_exit_is_neither_a_failure_nor_news(train, code):
 def test_leaving_with_an_error_is_a_failure(train, code):
     run = train(lambda: sys.exit(code))
     assert run.status == "failed"
-    assert run.events[-1].message == f"SystemExit: {code}"
+    assert ending_of(run).message == f"SystemExit: {code}"
 
 
 @pytest.mark.parametrize("code", [130, 143])
 def test_a_code_that_a_shell_gives_to_a_signal_is_an_interruption(train, code):
     run = train(lambda: sys.exit(code))
-    assert (run.status, run.events[-1].message) == ("interrupted", f"SystemExit: {code}")
+    assert (run.status, ending_of(run).message) == ("interrupted", f"SystemExit: {code}")
 
 
 def test_a_cancelled_task_is_interrupted():

@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 import torch
+from tests.session.endings import ending_of
 from tests.waiting import PATIENCE_S, ask, started
 from torch.utils.data import DataLoader, Dataset
 
@@ -136,7 +137,7 @@ def test_a_program_that_dies_of_an_exception_leaves_a_failed_run(ended):
     assert done.stderr.count("Traceback") == done.stderr.count("planted") == 1  # the other program ended without one
     run = sonde.open_run(folder / "dies")
     assert (run.status, run.steps.tolist()) == ("failed", [0, 1, 2, 3])
-    assert "planted" in run.events[-1].message
+    assert "planted" in ending_of(run).message
 
 
 def test_a_reader_in_another_process_follows_a_live_run(tmp_path):
