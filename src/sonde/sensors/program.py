@@ -8,6 +8,7 @@ called `watch`.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import sys
@@ -15,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from inspect import CO_OPTIMIZED, getclosurevars
+from inspect import CO_OPTIMIZED
 from types import FrameType, FunctionType
 from typing import Any, Final
 
@@ -779,7 +780,7 @@ def _calls_of_functions(scheduler: LRScheduler) -> int | None:
         named = dict(getattr(function, "keywords", {}))
         if isinstance(function, FunctionType):
             named |= {name: function.__globals__.get(name) for name in function.__code__.co_names}
-            named |= getclosurevars(function).nonlocals
+            named |= _nonlocals(function)
         for name, value in named.items():
             if isinstance(value, int) and _CALLS.fullmatch(name.lower()):
                 return value
@@ -931,11 +932,21 @@ def _order(sampler: Any) -> tuple[int, int] | None:
     return (int(sampler.seed), int(sampler.epoch)) if sampler.shuffle else None
 
 
+def _nonlocals(function: FunctionType) -> dict[str, Any]:
+    """Return the variables of an enclosing function that a function uses, as far as they have a value yet."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):
+            found[name] = cell.cell_contents
+    return found
+
+
 def _classes(dataset: Any) -> str | None:
     """Return which number each class of a data set has, a line for each, as far as it says so as torchvision's do."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
-    numbers, names = getattr(dataset, "class_to_idx", None), getattr(dataset, "classes", None)
+    own = getattr(dataset, "__dict__", {})  # a property may run code of the program's
+    numbers, names = own.get("class_to_idx"), own.get("classes")
     if not isinstance(numbers, Mapping):
         numbers = {name: at for at, name in enumerate(names)} if isinstance(names, list | tuple) else {}
     known = sorted((str(name), number) for name, number in numbers.items() if isinstance(number, int))

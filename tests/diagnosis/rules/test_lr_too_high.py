@@ -70,3 +70,17 @@ def test_a_loss_that_the_first_steps_throw_up_is_found_though_it_falls_again(tmp
         after_step=scheduler.step if ill else lambda: None,
     )  # fmt: skip
     assert ("lr_too_high" in kinds(found, notes=False)) is ill
+
+
+def test_a_loss_that_begins_at_nothing_is_not_thrown_up(tmp_path):
+    model = perceptron()
+    x, _ = data()
+    first = []
+
+    def nothing_at_first(output, target):
+        first.append(None)
+        return output.square().mean() * (len(first) > 1)
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    found = train(tmp_path, model, optimizer, x, x, loss_fn=nothing_at_first)
+    assert "lr_too_high" not in kinds(found, notes=False)

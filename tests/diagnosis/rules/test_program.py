@@ -124,6 +124,19 @@ def decay(folder, form, *, per_batch, total, num_epochs):
     return session
 
 
+def test_a_function_that_uses_a_variable_without_a_value_yet_is_no_fault(tmp_path, caplog):
+    model, optimizer = made()
+    early = 0
+    scheduler = LambdaLR(optimizer, lambda step: 1.0 if step <= early else 1 / num_training_steps)
+    with watched(tmp_path, model, optimizer) as session:
+        for _ in range(4):
+            early += 1
+            step(model, optimizer, session)
+            scheduler.step()
+        num_training_steps = 4
+    assert not [record for record in caplog.records if " failed" in record.getMessage()]
+
+
 def linear_decay(step, *, num_training_steps):
     return max(0.0, 1 - step / num_training_steps)
 
@@ -501,6 +514,26 @@ class Folder(TensorDataset):
     def __init__(self, names):
         super().__init__(X[:32], Y[:32])
         self.classes = names
+
+
+class Asked(Folder):
+    """Counts how often somebody asks for its classes."""
+
+    asked = 0
+
+    @property
+    def class_to_idx(self):
+        self.asked += 1
+        return {}
+
+
+def test_properties_of_a_data_set_are_not_asked_for(tmp_path):
+    model, optimizer = made()
+    data = Asked(["a", "b", "c"])
+    with watched(tmp_path, model, optimizer) as session:
+        for x, y in DataLoader(data, batch_size=16):
+            step(model, optimizer, session, x, y)
+    assert data.asked == 0
 
 
 @pytest.mark.parametrize(

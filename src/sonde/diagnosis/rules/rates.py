@@ -86,7 +86,7 @@ def _is_thrown_up(losses: Values, first: Weights) -> bool:
     """
     early = losses[:_FIRST_LOSSES]
     trained = np.isfinite(first.updates).any(axis=0).sum()
-    if trained < 2 or not np.isfinite(early).all() or early.min() < 0:
+    if trained < 2 or len(early) < 3 or not np.isfinite(early).all() or early.min() < 0 or early[0] == 0:
         return False
     if _overshoot(early) >= THROWN_FAR:
         return True
