@@ -87,7 +87,7 @@ def test_targets_out_of_the_range_of_the_last_activation_cannot_be_reached(tmp_p
 
 
 @pytest.mark.parametrize(("knows", "least", "most"), [(True, 10, 1000), (False, -4, 4)])
-def test_targets_that_are_dealt_out_anew_cost_only_a_model_that_knows_them(tmp_path, knows, least, most):
+def test_permuted_targets_cost_only_a_model_that_knows_them(tmp_path, knows, least, most):
     labels = torch.arange(32) % CLASSES
     inputs = torch.nn.functional.one_hot(labels, 20).float() if knows else torch.randn(32, 20)
     model = nn.Linear(20, CLASSES)
@@ -95,12 +95,12 @@ def test_targets_that_are_dealt_out_anew_cost_only_a_model_that_knows_them(tmp_p
         model.weight.copy_(5 * torch.eye(CLASSES, 20))
     found = measure(tmp_path, "information", model, F.cross_entropy, inputs, labels)
     assert least < found.number("rise") < most
-    assert found.number("dealt") == pytest.approx(
+    assert found.number("permuted") == pytest.approx(
         found.number("start") + found.number("rise") * found.number("scatter")
     )
 
 
-def test_targets_that_are_all_the_same_cannot_be_dealt_out(tmp_path, data):
+def test_targets_that_are_all_the_same_cannot_be_permuted(tmp_path, data):
     labels = torch.zeros(32, dtype=torch.long)
     (found,) = examine(taped(tmp_path, net(CLASSES), F.cross_entropy, data[0], labels), only=["information"]).results
     assert found.skipped == "all samples have the same target"

@@ -179,9 +179,9 @@ def test_an_examination_is_read_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(("step", "rise", "is_refuted"), [(20, 12.0, True), (20, 1.5, False), (2, 12.0, False)])
 def test_a_loss_that_depends_on_whose_target_is_whose_refutes_that_nothing_was_learnt(step, rise, is_refuted):
     losses = list(np.full(150, 0.7) + 0.001 * np.sin(np.arange(150)))
-    dealt = result("information", {"start": 0.69, "dealt": 0.74, "scatter": 0.05 / rise, "rise": rise})
+    permuted = result("information", {"start": 0.69, "permuted": 0.74, "scatter": 0.05 / rise, "rise": rise})
     case, doctor = patient({"loss:scalar": losses}, final=True), Doctor()
     assert "not_learning" in [each.kind for each in doctor.look(case)]
-    case.take_examination(Examination(step=step, results=(dealt,)))
+    case.take_examination(Examination(step=step, results=(permuted,)))
     assert ("not_learning" not in [each.kind for each in doctor.look(case)]) is is_refuted
     assert ("not_learning" in doctor.refuted) is is_refuted

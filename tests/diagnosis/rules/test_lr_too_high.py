@@ -59,7 +59,7 @@ def test_a_run_that_learnt_until_an_odd_batch_broke_it_is_not_blamed_on_long_ste
 
 
 @pytest.mark.parametrize(("lr", "ill"), [(0.5, True), (5e-3, False)])
-def test_a_loss_that_the_first_steps_throw_up_is_found_though_it_falls_again(tmp_path, lr, ill):
+def test_a_loss_that_jumps_in_the_first_steps_is_found_though_it_falls_again(tmp_path, lr, ill):
     model = perceptron()
     x, y = data()
     target = torch.nn.functional.one_hot(y).float()
@@ -72,7 +72,7 @@ def test_a_loss_that_the_first_steps_throw_up_is_found_though_it_falls_again(tmp
     assert ("lr_too_high" in kinds(found, notes=False)) is ill
 
 
-def test_a_loss_that_begins_at_nothing_is_not_thrown_up(tmp_path):
+def test_a_loss_that_begins_at_zero_does_not_jump(tmp_path):
     model = perceptron()
     x, _ = data()
     first = []

@@ -426,22 +426,22 @@ def broadcast_loss(case: Case) -> Found | None:
 
 # ---------------------------------------------------------------- whether targets belong to their samples
 
-RISE = Threshold(6.0, "rise of the loss over its scatter when targets are dealt out anew: not by chance")
-DEALT_STEP = Threshold(20, "steps: a model that has taken fewer knows nothing of its targets yet")
+RISE = Threshold(6.0, "rise of the loss over its scatter when targets are permuted: not by chance")
+PERMUTED_STEP = Threshold(20, "steps: a model that has taken fewer knows nothing of its targets yet")
 
 
 @opinion("not_learning")
 def not_learning(case: Case) -> Found | Refuted | None:
     """The loss depends on which target belongs to which sample, so something has been learnt, though the loss stays."""
-    dealt = [each for each in case.results("information") if each[0] >= DEALT_STEP]
-    if not dealt:
+    known = [each for each in case.results("information") if each[0] >= PERMUTED_STEP]
+    if not known:
         return None
-    step, result = dealt[-1]
-    start, mean, rise = (result.number(name) for name in ("start", "dealt", "rise"))
+    step, result = known[-1]
+    start, mean, rise = (result.number(name) for name in ("start", "permuted", "rise"))
     if start is None or mean is None or rise is None or rise < RISE:
         return None
     return Refuted(
-        f"With its targets dealt out anew, the loss of the batch of step {step} rises from {start:.4g} to {mean:.4g}, "
+        f"With its targets permuted, the loss of the batch of step {step} rises from {start:.4g} to {mean:.4g}, "
         f"{rise:.0f} times its scatter: the model has learnt which target belongs to which sample."
     )
 

@@ -23,10 +23,12 @@ PACE_HIGH = Threshold(0.1, "update over weight: a usual step has about a thousan
 PACE_HIGH_WORSE = Threshold(0.03, "the same where the loss rises above its start")
 PACE_STEPS = Threshold(3, "persistence: one long first step is common with Adam")
 OVERSHOOT = Threshold(1.5, "highest loss over the first: with random labels or a constant output it does not rise")
-THROWN = Threshold(2.0, "highest of the first 20 losses over the first, as a median of three: batches scatter less")
-THROWN_FAR = Threshold(10.0, "the same of single losses, where the loss comes back soon")
-THROWN_SHARE = Threshold(0.05, "share of the losses that are as far above the first: it comes back late")
+JUMP = Threshold(2.0, "highest of the first 20 losses over the first, as a median of three: batches scatter less")
+JUMP_FAR = Threshold(10.0, "the same of single losses, where the loss comes back soon")
+JUMP_SHARE = Threshold(0.05, "share of the losses that are as far above the first: it comes back late")
 _FIRST_LOSSES: Final = 20
+_WINDOW: Final = 3
+"""Losses whose median is a level: one odd batch is no jump."""
 
 
 @rule(
@@ -38,9 +40,9 @@ _FIRST_LOSSES: Final = 20
     since=8,
 )
 def lr_too_high(case: Case) -> Found | None:
-    """The learning rate is too high: steps are long, and the loss does not fall, or is thrown up by the first steps.
+    """The learning rate is too high: steps are long, and the loss does not fall, or jumps in the first steps.
 
-    A loss that the first steps have thrown far above its start may fall again, but what the weights began with is lost.
+    A loss that has jumped far above its start may fall again, but what the weights began with is lost.
     """
     found = case.need_loss()
     first = first_weights(case)
@@ -49,8 +51,8 @@ def lr_too_high(case: Case) -> Found | None:
         raise NotMeasured("updates")
     leaps = _count(early, PACE_HIGH)
     overshoot = _overshoot(found[1])
-    if leaps >= PACE_STEPS and _is_thrown_up(found[1], first) and not _tries_steps(case):
-        why = f"the first steps throw the loss to {overshoot:.3g} times its first value."
+    if leaps >= PACE_STEPS and _jumps(found[1], first) and not _tries_steps(case):
+        why = f"the first steps raise the loss to {overshoot:.3g} times its first value."
         return _too_long(case, first, _evidence(early, late, overshoot), why)
     if not is_failing(case):
         return None
@@ -79,21 +81,20 @@ def _was_failing_before(losses: Values, early: Values) -> bool:
     return _overshoot(before) >= OVERSHOOT or bool(before[-1] > before[0])
 
 
-def _is_thrown_up(losses: Values, first: Weights) -> bool:
+def _jumps(losses: Values, first: Weights) -> bool:
     """Return whether one of the first losses is far above the first, very far or for long.
 
     Losses of both signs do not measure a distance. A single layer forgets where it began: its loss is convex.
     """
     early = losses[:_FIRST_LOSSES]
     trained = np.isfinite(first.updates).any(axis=0).sum()
-    if trained < 2 or len(early) < 3 or not np.isfinite(early).all() or early.min() < 0 or early[0] == 0:
+    if trained < 2 or len(early) < _WINDOW or not np.isfinite(early).all() or early.min() < 0 or early[0] == 0:
         return False
-    if _overshoot(early) >= THROWN_FAR:
+    if _overshoot(early) >= JUMP_FAR:
         return True
-    # One odd batch is no trend.
-    level = np.median(np.lib.stride_tricks.sliding_window_view(losses, 3), axis=1)
+    level = np.median(np.lib.stride_tricks.sliding_window_view(losses, _WINDOW), axis=1)
     late = float((level > OVERSHOOT * losses[0]).mean())
-    return bool(level[:_FIRST_LOSSES].max() >= THROWN * losses[0] and late >= THROWN_SHARE)
+    return bool(level[:_FIRST_LOSSES].max() >= JUMP * losses[0] and late >= JUMP_SHARE)
 
 
 def _tries_steps(case: Case) -> bool:
