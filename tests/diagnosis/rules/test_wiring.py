@@ -323,6 +323,14 @@ def test_what_sonde_holds_itself_is_not_a_leak_of_the_program():
     assert ask("retained_graph_leak", patient({"process.rss:scalar": rss, "process.sonde:scalar": own})) is None
 
 
+@pytest.mark.parametrize(("kept", "ill"), [(0.0, False), (2.0, False), (None, True)])
+def test_memory_of_a_process_that_keeps_few_graphs_may_grow_by_a_tenth(kept, ill):
+    readings = {"process.rss:scalar": [float((500 << 20) + step * (1 << 18)) for step in range(200)]}
+    if kept is not None:
+        readings["(loop):vital.graphs_kept"] = [kept] * 200
+    assert (ask("retained_graph_leak", patient(readings)) is not None) is ill
+
+
 def test_memory_that_fills_a_cache_is_not_a_leak():
     values = [float((500 << 20) + min(step, 30) * (4 << 20)) for step in range(200)]
     assert ask("retained_graph_leak", patient({"process.rss:scalar": values})) is None

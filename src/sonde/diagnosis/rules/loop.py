@@ -374,7 +374,7 @@ def _unchanged(case: Case, optimizer: OptimizerFacts, names: list[str]) -> Found
 
 LEAK_BYTES = Threshold(32 << 20, "bytes: allocators and caches vary by less")
 LEAK_SHARE = Threshold(0.05, "growth over the memory after warm-up: allocators round and caches fill by less")
-LEAK_ALONE = Threshold(0.5, "the same in a process that keeps no graph: buffers of libraries grow by less")
+LEAK_ALONE = Threshold(0.5, "the same in a process that keeps few graphs: buffers of libraries grow by less")
 LEAK_STEPS = Threshold(50, "steps: a slope over fewer is uncertain")
 GRAPHS = Threshold(32, "earlier steps whose graphs still exist: a loop may keep those of a few on purpose")
 _RSS = "process.rss"
@@ -402,7 +402,7 @@ def retained_graph_leak(case: Case) -> Found | None:
     if track is None and not _names(case):
         raise NotMeasured("process.rss")
     kept = 0.0 if track is None else float(track.numbers().max(initial=0.0))
-    growing = None if case.num_steps < LEAK_STEPS else _growth(case, keeps_none=track is not None and kept == 0)
+    growing = None if case.num_steps < LEAK_STEPS else _growth(case, keeps_few=track is not None and kept < GRAPHS)
     if kept < GRAPHS:
         return growing
     assert track is not None  # it has counted graphs
@@ -419,7 +419,7 @@ def retained_graph_leak(case: Case) -> Found | None:
     )
 
 
-def _growth(case: Case, *, keeps_none: bool) -> Found | None:
+def _growth(case: Case, *, keeps_few: bool) -> Found | None:
     curves = [(name, curve) for name in _names(case) if (curve := case.scalar(name)) is not None]
     for name, (steps, values) in curves:
         own = case.scalar(_OWN) if name == _RSS else None
@@ -431,7 +431,7 @@ def _growth(case: Case, *, keeps_none: bool) -> Found | None:
         found = growth(steps.astype(np.float64), values)
         base = float(values[np.isfinite(values)][:1].sum())
         share = found.total / base if base > 0 else 0.0
-        least = LEAK_ALONE if keeps_none and name == _RSS else LEAK_SHARE
+        least = LEAK_ALONE if keeps_few and name == _RSS else LEAK_SHARE
         if found.steady and found.total >= LEAK_BYTES and share >= least:
             return Found(
                 step=int(steps[0]),
@@ -442,7 +442,7 @@ def _growth(case: Case, *, keeps_none: bool) -> Found | None:
                     fact("MiB per step", found.per_step / _MIB),
                 ),
                 cause=f"Memory ({name}) grows by {found.per_step / _MIB:.2f} MiB with every step: something is kept "
-                "from each step" + ("." if keeps_none else ", most often the loss with its graph."),
+                "from each step" + ("." if keeps_few else ", most often the loss with its graph."),
             )
     return None
 
