@@ -6,11 +6,14 @@ import math
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sonde.core import signals
 from sonde.core.facts import LossFacts
+from sonde.core.metric_names import is_held_out
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.learning import RELATIVE, Learning
+from sonde.diagnosis.track import Values
 from sonde.records import Severity
 
 PATIENCE: Final = 20
@@ -19,6 +22,9 @@ FAR_WORSE: Final = 1.2
 """Loss over that of guessing from which it is worse for certain."""
 WASTED: Final = 0.05
 """Share of a run's losses that may be far above that of guessing."""
+GENERALISES: Final = 0.8
+"""Share of the fall of the training loss that the validation loss must show, from the same start."""
+_LAST_EVALUATIONS: Final = 3
 _CERTAIN: Final = 4.0
 _CLASS_LOSSES: Final = ("cross_entropy", "nll_loss")
 _BINARY_LOSSES: Final = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
@@ -129,6 +135,25 @@ def is_learning_well(case: Case) -> bool:
     """Return whether the loss has fallen to half of its first value."""
     learning = case.learning
     return learning.state == "improving" and learning.recent <= 0.5 * learning.initial
+
+
+def validation_loss(case: Case) -> tuple[str, NDArray[np.int64], Values] | None:
+    """Return the curve of the loss on validation data and its key: a logged number, or the loss in evaluation mode."""
+    for name in case.scalars():
+        if "loss" in name.lower() and is_held_out(name):
+            curve = case.scalar(name)
+            return None if curve is None else (f"{name}:scalar", *curve)
+    track = case.track(f"{signals.LOSS}:output@eval")
+    return None if track is None else (track.key, track.steps, track.numbers())
+
+
+def generalises(case: Case) -> bool:
+    """Return whether the model does almost as well on validation data as on its training data."""
+    found, learning = validation_loss(case), case.learning
+    if found is None or learning.state != "improving":
+        return False
+    level = float(np.median(found[2][-_LAST_EVALUATIONS:]))
+    return learning.initial - level >= GENERALISES * (learning.initial - learning.recent) > 0
 
 
 def anomaly_severity(case: Case) -> Severity:

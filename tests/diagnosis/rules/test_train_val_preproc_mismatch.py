@@ -24,6 +24,20 @@ def test_what_augmentation_changes_is_not(change):
     assert run(change) is None
 
 
+@pytest.mark.parametrize(("validation", "severity"), [(0.2, "info"), (0.9, "warning"), (None, "warning")])
+def test_a_shift_that_the_model_copes_with_is_a_note(validation, severity):
+    generator = np.random.default_rng(0)
+    readings = {
+        "(model):input[0]": [generator.normal(size=(32, 4)) for _ in range(30)],
+        "(model):input[0]@eval": [None] * 29 + [generator.normal(size=(320, 4)) + 2],
+        "loss:scalar": list(np.linspace(1.0, 0.1, 30)),
+    }
+    if validation is not None:
+        readings["val_loss:scalar"] = [None] * 26 + [validation] * 4
+    found = asked(train_val_preproc_mismatch, patient(readings))
+    assert (found.severity or "warning") == severity
+
+
 def targets(change):
     generator = np.random.default_rng(0)
     inputs = {"(model):input[0]": [generator.normal(size=(32, 4)) for _ in range(30)]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from sonde.core import schema, signals
 from sonde.core.facts import CallFacts
 from sonde.core.metric_names import is_held_out
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.outlook import anomaly_severity, began_badly
+from sonde.diagnosis.outlook import anomaly_severity, began_badly, generalises
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.symptoms import BADLY_SCALED
 from sonde.diagnosis.tape.pairing import scored_in_loss
@@ -267,7 +268,10 @@ INPUT_BATCHES = Threshold(5, "training batches: fewer do not show how much they 
     since=INPUT_BATCHES,
 )
 def train_val_preproc_mismatch(case: Case) -> Found | None:
-    """Inputs or targets of the evaluation are preprocessed differently from those of training."""
+    """Inputs or targets of the evaluation are preprocessed differently from those of training.
+
+    Worth a note where the model does as well there: later parts of a series may lie elsewhere.
+    """
     if (numbered := _numbers_classes_otherwise(case)) is not None:
         return numbered
     found = _differently(model_input(case), model_input(case, "eval"), "inputs", INPUT_SHIFT, INPUT_STRETCH)
@@ -278,7 +282,7 @@ def train_val_preproc_mismatch(case: Case) -> Found | None:
         # Targets that were made are no data; and outputs may be scaled back to be compared with targets as they were.
         if train is not None and evaluated is not None and not made and not _outputs_move_too(case, train, evaluated):
             found = _differently(train, evaluated, "targets", TARGET_SHIFT, TARGET_STRETCH)
-    return found
+    return replace(found, severity="info") if found is not None and generalises(case) else found
 
 
 def _numbers_classes_otherwise(case: Case) -> Found | None:

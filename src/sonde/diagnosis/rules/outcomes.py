@@ -8,12 +8,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.core import signals
-from sonde.core.metric_names import is_held_out
 from sonde.diagnosis.case import Case, NotMeasured, run_length
 from sonde.diagnosis.dynamics import CERTAIN, FAR_ABOVE, REGULAR
 from sonde.diagnosis.learning import judge
-from sonde.diagnosis.outlook import chance_loss, is_averaged, is_better_than_guessing, is_near_chance
+from sonde.diagnosis.outlook import (
+    chance_loss,
+    is_averaged,
+    is_better_than_guessing,
+    is_near_chance,
+    validation_loss,
+)
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.loading import SPIKE_RATIO, spike_flags
 from sonde.diagnosis.seen_loss import seen_losses
@@ -328,7 +332,7 @@ Steps = NDArray[np.int64]
 )
 def overfitting(case: Case) -> Found | None:
     """The model overfits: the validation loss rises or stays high while the training loss falls."""
-    found = _validation(case)
+    found = validation_loss(case)
     training = case.loss()
     if found is None or training is None:
         raise NotMeasured("a validation loss")
@@ -394,12 +398,3 @@ def _memorised(case: Case, name: str, steps: Steps, values: Values) -> Found | N
         "smaller model.",
         refute="Evaluate on new samples: if their loss is near that of training, this finding is wrong.",
     )
-
-
-def _validation(case: Case) -> tuple[str, Steps, Values] | None:
-    for name in case.scalars():
-        if "loss" in name.lower() and is_held_out(name):
-            curve = case.scalar(name)
-            return None if curve is None else (f"{name}:scalar", *curve)
-    track = case.track(f"{signals.LOSS}:output@eval")
-    return None if track is None else (track.key, track.steps, track.numbers())
