@@ -97,7 +97,7 @@ async function go() {
 
 let isScrollingBack = false;
 
-const SETTLING_MS = 5000;
+const SETTLING_MS = 5000, LONGEST_MS = 60000;
 
 /** Scroll to where a page was left, and again while its figures come and its height changes, until the reader moves. */
 function scrollBack(top, signal) {
@@ -106,12 +106,15 @@ function scrollBack(top, signal) {
   isScrollingBack = top > 0;
   if (!isScrollingBack) return;
   const began = performance.now();
+  let quiet = 0;
   const grown = new ResizeObserver(() => {
     window.scrollTo(0, top);
-    if (window.scrollY >= top - 1 && performance.now() - began > SETTLING_MS) end();
+    clearTimeout(quiet);
+    if (performance.now() - began > LONGEST_MS) return end();
+    // Figures may come late on a busy machine: it is over when the height has rested at the right place.
+    quiet = setTimeout(() => { if (!signal.aborted && window.scrollY >= top - 1) end(); }, SETTLING_MS);
   });
-  const end = () => { grown.disconnect(); isScrollingBack = false; };
-  setTimeout(() => { if (!signal.aborted && window.scrollY >= top - 1) end(); }, SETTLING_MS);
+  const end = () => { clearTimeout(quiet); grown.disconnect(); isScrollingBack = false; };
   grown.observe(main);
   for (const kind of ["wheel", "touchstart", "pointerdown", "keydown"]) window.addEventListener(kind, end, { once: true, passive: true, signal });
   signal.addEventListener("abort", end, { once: true });
