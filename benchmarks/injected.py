@@ -521,7 +521,7 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.update(EVIDENCE["tape"])
     jobs = draw(wanted, fault_programs.load(), options.each, options.seed)
     rows = []
-    with ProcessPoolExecutor(options.jobs, get_context("spawn"), max_tasks_per_child=50) as pool:
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
         for row in pool.map(examine, jobs):
             rows.append(row)
             if options.out is not None:
