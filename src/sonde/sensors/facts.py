@@ -92,7 +92,7 @@ class FactBook:
         """Add how a loss was called, unless it has been called like that before."""
         known = self._facts.losses if self._facts is not None else ()
         # The last batch of an epoch is smaller than the others; that makes it no other loss.
-        if _form(loss) not in {_form(each) for each in known} and len(known) < MAX_LOSSES:
+        if not any(_is_same(loss, each) for each in known) and len(known) < MAX_LOSSES:
             self.add(losses=(*known, loss))
 
     def add_carried(self, name: str) -> None:
@@ -232,5 +232,14 @@ def _settings(items: Iterable[tuple[str, Any]]) -> dict[str, Plain]:
     return found
 
 
-def _form(loss: LossFacts) -> tuple[Any, ...]:
-    return loss.kind, tuple(loss.settings.items()), len(loss.input_shape), loss.made_by
+def _is_same(one: LossFacts, other: LossFacts) -> bool:
+    """Return whether two calls are of one loss.
+
+    A call may be seen at `torch.nn.functional`, or below it with fewer of its settings: those that both have count.
+    """
+    shared = one.settings.keys() & other.settings.keys()
+    forms = [
+        (each.kind, len(each.input_shape), each.made_by, {name: each.settings[name] for name in shared})
+        for each in (one, other)
+    ]
+    return forms[0] == forms[1]

@@ -144,7 +144,7 @@ def _reader(kind: str, function: Callable[..., Any]) -> Reader:
         if not isinstance(values, Tensor) or not is_plain(values):
             return None
         settings = {name: given.get(name, value) for name, value in plain.items()}
-        settings = {name: value for name, value in settings.items() if isinstance(value, Plain)}
+        settings = {name: value for name, value in settings.items() if isinstance(value, Plain) and value is not None}
         settings["weighted"] = any(isinstance(given.get(name), Tensor) for name in _WEIGHTS)
         return LossCall(kind, values, target if isinstance(target, Tensor) else None, output, number, settings)
 
