@@ -91,8 +91,19 @@ def test_steps_with_nothing_but_followed_numbers_do_not_push_out_readings():
     steps, rows = history.rows(1)
     assert steps.tolist() == list(range(1, 5001, 50))
     assert rows[:, schema.MEAN].tolist() == steps.tolist()
-    assert history.recent.table(np.array([1]), 64)[0].tolist() == steps[-64:].tolist()
+    assert history.recent.table(np.array([1]), 64, np.array([1]))[0].tolist() == steps[-64:].tolist()
     assert history.curves[0].steps[-1] == history.step == 5000
+
+
+def test_steps_in_which_no_layer_was_read_do_not_fill_a_panel():
+    history = History()
+    for step in range(1, 201):
+        history.put(block(step, {0: float(step), 1: float(step)} if step % 50 == 1 else {0: float(step)}))
+    layers = np.array([1, 2])
+    read = [history.recent.table(np.array([site]), 64, layers) for site in (1, 2)]
+    assert [steps.tolist() for steps, _ in read] == [[1, 51, 101, 151]] * 2
+    assert read[0][1][:, 0, schema.MEAN].tolist() == [1, 51, 101, 151]
+    assert not read[1][1].any()
 
 
 def test_a_further_block_of_a_step_adds_to_it():

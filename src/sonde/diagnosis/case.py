@@ -39,6 +39,7 @@ MAX_ROUNDS: Final = 3
 """Kinds of rounds of a loop of which a tape is remembered."""
 PANEL_STEPS: Final = 64
 """How many of the last steps layers are compared over."""
+_OF_LAYERS: Final[tuple[Quantity, ...]] = ("parameter", "gradient", "update", "output", "output_gradient")
 T = TypeVar("T")
 
 
@@ -221,7 +222,9 @@ class Case:
 
     def _panel(self, stretch: Stretch, quantity: Quantity, phase: Phase, last: int) -> Panel:
         sites = tuple(site for site in self._groups.get((quantity, phase), ()) if site.same_as is None)
-        steps, rows = stretch.table(np.array([site.id for site in sites], np.intp), last)
+        # A step that is only counted holds losses and rates, and nothing of a layer.
+        layers = [site for each in _OF_LAYERS for site in self._groups.get((each, phase), ())]
+        steps, rows = stretch.table(_ids(sites), last, _ids(layers))
         return Panel(sites, steps, rows)
 
     def vital(self, subject: str, name: str, phase: Phase = "train") -> Track | None:
@@ -401,6 +404,10 @@ class Case:
     def learning_rate(self, optimizer: str = "optimizer", group: int = 0) -> tuple[NDArray[np.int64], Values] | None:
         """Return the curve of a group's learning rate."""
         return self.scalar(f"{optimizer}.group{group}.lr")
+
+
+def _ids(sites: Iterable[Site]) -> NDArray[np.intp]:
+    return np.array([site.id for site in sites], np.intp)
 
 
 def _is_followed(site: Site) -> bool:

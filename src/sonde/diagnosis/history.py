@@ -70,10 +70,15 @@ class Stretch:
         rows: Rows = self._rows[places, site]
         return rows
 
-    def table(self, sites: NDArray[np.intp], last: int) -> tuple[NDArray[np.int64], Rows]:
-        """Return the last steps and `[step, site, column]` of sites; empty rows where one was not read."""
-        order = self.order()[-last:]
+    def table(self, sites: NDArray[np.intp], last: int, beside: NDArray[np.intp]) -> tuple[NDArray[np.int64], Rows]:
+        """Return the last steps in which any site of `beside` was read, and `[step, site, column]` of the sites.
+
+        Rows are empty where a site was not read. What is read in the same steps has the same steps.
+        """
         known = sites < self._rows.shape[1]
+        order = self.order()
+        read = self._rows[order[:, None], beside[beside < self._rows.shape[1]], schema.SEEN] > 0
+        order = order[read.any(axis=1)][-last:]
         rows = np.zeros((len(order), len(sites), schema.NUM_COLUMNS))
         rows[:, known] = self._rows[order[:, None], sites[known]]
         return self.steps[order], rows
