@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from sonde.hooks.guard import Guard, attempt, remove_all, uncollected
+from sonde.core.collector import uncollected
+from sonde.hooks.guard import Guard, attempt, remove_all
 from sonde.hooks.on_step import _STEPS as step_hooks
 from sonde.hooks.on_step import on_step
 from sonde.hooks.replace_function import BACKWARD

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from sonde.core.collector import fewer_collections
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.doctor import Doctor
 from sonde.diagnosis.examiner import PATIENCE, Examiner
@@ -186,10 +187,11 @@ class Monitor:
     def _look(self) -> None:
         self._looked = self._case.step
         began = self._own_time()
-        for tape in () if self._tapes is None else self._tapes():
-            self._case.take_tape(tape)
-        before = {finding.kind: finding for finding in self._findings}
-        found = self._doctor.look(self._case)
+        with fewer_collections:
+            for tape in () if self._tapes is None else self._tapes():
+                self._case.take_tape(tape)
+            before = {finding.kind: finding for finding in self._findings}
+            found = self._doctor.look(self._case)
         self._last_look = self._own_time() - began
         self.seconds += self._last_look
         found += self._still_held(before, {finding.kind for finding in found})

@@ -23,10 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from sonde.core import schema, statistics
+from sonde.core.collector import uncollected
 from sonde.core.schema import Rows
 from sonde.forensics.values import storage_of
 from sonde.hooks.autograd_graph import next_sequence
-from sonde.hooks.guard import UNGUARDED, Guard, uncollected
+from sonde.hooks.guard import UNGUARDED, Guard
 from sonde.hooks.on_backward import on_gradient
 from sonde.hooks.unpack import unpack
 from sonde.hooks.user_line import Line, current_line

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import inspect
 import logging
 import sys
@@ -411,42 +410,6 @@ def unobserved() -> Iterator[None]:
     finally:
         if was_paused and paused is not None:
             paused.resume(True)
-
-
-class _Uncollected:
-    """Calls functions while the garbage collector does not run, in one thread at a time.
-
-    For `torch.get_rng_state`, which holds a lock of torch's while it makes a tensor. If a collection ran then, and a
-    finalizer gave up Python's lock, another thread that asks for that state would wait for ever, with Python's lock.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # the program's handler of a signal may come back here
-        self._is_disabled = False
-
-    def __call__(self, function: Callable[[], T]) -> T:
-        """Return what a function returns."""
-        # Nothing of Sonde's is called in order to give the lock back: whatever fails here, it is given back.
-        with self._lock:
-            if not gc.isenabled():
-                return function()
-            self._is_disabled = True
-            gc.disable()
-            try:
-                return function()
-            finally:
-                gc.enable()
-                self._is_disabled = False
-
-    def renew_lock(self) -> None:
-        """Forget which thread holds the lock: in a forked child that thread does not exist."""
-        if self._is_disabled:
-            gc.enable()
-        self._lock, self._is_disabled = threading.RLock(), False
-
-
-uncollected: Final = _Uncollected()
-after_fork_in_child(uncollected.renew_lock)
 
 
 def _call_all(functions: Sequence[Callable[..., None]], *args: Any) -> None:

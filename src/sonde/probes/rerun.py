@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sonde.hooks.guard import uncollected
+from sonde.core.collector import uncollected
 
 T = TypeVar("T")
 

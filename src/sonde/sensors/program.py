@@ -29,8 +29,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
+from sonde.core.collector import uncollected
 from sonde.core.facts import PROGRAM_EVENT, CallFacts, Facts, Plain
-from sonde.hooks.guard import Guarded, Handle, is_capturing, uncollected
+from sonde.hooks.guard import Guarded, Handle, is_capturing
 from sonde.hooks.names import named_parameters, unwrap
 from sonde.hooks.on_step import after_step
 from sonde.hooks.replace_function import LOADING, ReplacedFunction

@@ -16,6 +16,7 @@ import safetensors.torch
 from torch import Tensor
 
 from sonde.core import tape as tapes
+from sonde.core.collector import fewer_collections
 from sonde.core.tape import Line, Mark, ModuleInfo, Op, OptimizerInfo, Reason, Tape, Value
 from sonde.forensics.tape.operations import NotedOp, NotedValue, Operations
 
@@ -46,15 +47,16 @@ class Notes:
 def write_tape(run: Path, notes: Notes) -> Path:
     """Write the tape of a step into a run, and return its folder."""
     notes.wait()
-    tensors = {
-        f"v{number}": value.copy.cpu().contiguous()
-        for number, value in enumerate(notes.operations.values)
-        if value.copy is not None
-    }
-    if notes.random_state is not None:
-        tensors["random.cpu"] = notes.random_state
-    save = (lambda path: safetensors.torch.save_file(tensors, path)) if tensors else None
-    return tapes.write(run, to_tape(notes), save)
+    with fewer_collections:
+        tensors = {
+            f"v{number}": value.copy.cpu().contiguous()
+            for number, value in enumerate(notes.operations.values)
+            if value.copy is not None
+        }
+        if notes.random_state is not None:
+            tensors["random.cpu"] = notes.random_state
+        save = (lambda path: safetensors.torch.save_file(tensors, path)) if tensors else None
+        return tapes.write(run, to_tape(notes), save)
 
 
 def to_tape(notes: Notes) -> Tape:

@@ -6,6 +6,7 @@ the end of a step. All other hooks are there for that round alone.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import platform
 import tempfile
@@ -24,11 +25,12 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.utils.data import default_collate, default_convert
 
 from sonde.core import tape as tapes
+from sonde.core.collector import fewer_collections, uncollected
 from sonde.core.tape import GroupInfo, Mark, MarkKind, ModuleInfo, OptimizerInfo, Reason, Tape
 from sonde.forensics.tape.finish import Notes, write_tape
 from sonde.forensics.tape.operations import MAX_OUTPUT, MAX_VALUES_BYTES, PART, Earlier, Known, Operations, pack_plain
 from sonde.forensics.tape.unread import unread_arguments
-from sonde.hooks.guard import Guard, Guarded, Handle, backward_id, is_capturing, remove_all, uncollected
+from sonde.hooks.guard import Guard, Guarded, Handle, backward_id, is_capturing, remove_all
 from sonde.hooks.names import is_compiled_wrapper, named_modules, named_parameters, unwrap
 from sonde.hooks.on_call import ModuleCalls
 from sonde.hooks.on_operation import OperationObserver
@@ -189,6 +191,10 @@ class TapeRecorder:
         taping.operations.seconds += time.perf_counter() - began
 
     def _end(self, step: int, truncated: str = "") -> None:
+        with fewer_collections:
+            self._end_tape(step, truncated)
+
+    def _end_tape(self, step: int, truncated: str) -> None:
         taping, self._taping = self._taping, None
         watched = self._watched
         if taping is None or watched is None:
@@ -278,6 +284,7 @@ class _Taping:
         self._optimizers: dict[int, tuple[OptimizerInfo, list[list[Tensor]], dict[str, dict[str, Any]]]] = {}
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
         self._handles: list[Handle] = []
+        self._collector = contextlib.ExitStack()
         self.enter_optimizer = self._wrap(self._enter_optimizer)
         self.leave_optimizer = self._wrap(self._leave_optimizer)
         self._modules: tuple[ModuleInfo, ...] = ()
@@ -304,6 +311,7 @@ class _Taping:
         """Begin to listen; return False if that is not possible here."""
         if not self._observer.attach():
             return False
+        self._collector.enter_context(fewer_collections)
         self._random = uncollected(torch.get_rng_state)
         self._modules = tuple(
             ModuleInfo(
@@ -350,6 +358,7 @@ class _Taping:
 
     def end(self) -> None:
         """Stop listening; doing so twice is fine."""
+        self._collector.close()
         self._observer.remove()
         remove_all(self._handles)
 
