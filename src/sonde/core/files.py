@@ -170,7 +170,10 @@ MAX_MEMORY: Final = 192 << 20
 """Bytes of memory that the parsed values of one document may take."""
 _CHEAP_BYTES: Final = 1 << 20  # documents up to this size cannot take more
 _COSTS: Final = {b"[": 72, b"{": 240, b",": 40, b'"': 30}  # bytes of memory for each of these in the text
-_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
+_NEITHER_QUOTE_NOR_BRACKET: Final = bytes(code for code in range(256) if code not in b'"[]{}')
+_DEPTHS: Final = np.array([(chr(code) in "[{") - (chr(code) in "]}") for code in range(256)], np.int8)
+"""By character: how much deeper the JSON after it is nested."""
 _MAX_DIGITS: Final = 300  # a float cannot hold a number with more
 _LONG_NUMBER: Final = re.compile(rb"[0-9]{%d}" % (_MAX_DIGITS + 1))
 
@@ -296,11 +299,12 @@ def memory_of(content: bytes) -> int:
 
 def _depth(content: bytes) -> int:
     """Return how deeply lists and objects are nested."""
-    codes = np.frombuffer(_STRING.sub(b"", content), np.uint8)
-    change = np.zeros(len(codes), np.int8)
-    change[(codes == ord("[")) | (codes == ord("{"))] = 1
-    change[(codes == ord("]")) | (codes == ord("}"))] = -1
-    return int(np.cumsum(change[change != 0], dtype=np.int32).max(initial=0))
+    if b"\\" in content:
+        content = _ESCAPED.sub(b"", content)
+    codes = np.frombuffer(content.translate(None, _NEITHER_QUOTE_NOR_BRACKET), np.uint8)
+    is_outside = np.cumsum(codes == ord('"')) % 2 == 0  # of strings
+    change = _DEPTHS[codes[is_outside]]
+    return int(np.cumsum(change, dtype=np.int32).max(initial=0))
 
 
 def _refuse(name: str) -> None:

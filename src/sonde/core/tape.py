@@ -71,7 +71,7 @@ MarkKind = Literal[
 ]
 
 
-class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A tensor of the step, with one content: a tensor that is written to becomes another value."""
 
     id: Natural
@@ -106,7 +106,13 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return math.prod(self.shape)
 
 
-class Op(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+@functools.lru_cache(4096)
+def _kind_of(name: str) -> str:
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else name
+
+
+class Op(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """An ATen operation as the kernel got it."""
 
     index: Natural
@@ -140,8 +146,7 @@ class Op(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def kind(self) -> str:
         """The operation without its namespace and overload: `addmm`, `relu_`."""
-        parts = self.name.split(".")
-        return parts[1] if len(parts) > 1 else self.name
+        return _kind_of(self.name)
 
     @property
     def in_model(self) -> bool:
@@ -157,7 +162,7 @@ class Op(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return next((value for value in references(self.args.get(name))), None)
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Something that happened between two operations.
 
     What `data` holds, by kind:
@@ -184,7 +189,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     line: int = -1
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A line of the user's program."""
 
     file: str
@@ -196,7 +201,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{Path(self.file).name}:{self.line}"
 
 
-class ModuleInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ModuleInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A module of a watched model, as it was when the step began."""
 
     path: str
@@ -209,7 +214,7 @@ class ModuleInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Arguments that the code of its `forward` never reads, by name and by place: `t`, `[1]`."""
 
 
-class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A parameter group of an optimizer, as it was when the step began."""
 
     settings: dict[str, Any] = {}
@@ -218,7 +223,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     names: tuple[str, ...] = ()
 
 
-class OptimizerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class OptimizerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """An optimizer, as it was when the step began."""
 
     name: str
@@ -291,11 +296,7 @@ class Tape(msgspec.Struct, dict=True, kw_only=True, omit_defaults=True):
 
         These are the tensors that its operation got; for one that was written to, also what it was before.
         """
-        about = self.values[value]
-        found = [each for _, each in self.ops[about.made_by].inputs()] if about.made_by >= 0 else []
-        if about.same_as >= 0:
-            found.append(about.same_as)
-        return list(dict.fromkeys(each for each in found if each != value))
+        return self._sources[value]
 
     def consumers(self, value: int) -> list[Op]:
         """Return the operations that were given a value."""
@@ -313,15 +314,19 @@ class Tape(msgspec.Struct, dict=True, kw_only=True, omit_defaults=True):
             through: Returns whether to follow an operation; None follows all.
 
         """
+        if through is None:
+            return self._reached(values, self._sources)
         return set(self._walk(values, functools.partial(self._back, through=through)))
 
     def descendants(self, values: int | Iterable[int], *, through: Callable[[Op], bool] | None = None) -> set[int]:
         """Return all values that depend on these, and themselves."""
+        if through is None:
+            return self._reached(values, self._results)
         return set(self._walk(values, functools.partial(self._forth, through=through)))
 
     def path(self, source: int, target: int) -> list[Op]:
         """Return the operations on a shortest way from one value to another; empty if there is none."""
-        came_from = self._walk([source], functools.partial(self._forth, through=None), until=target)
+        came_from = self._walk([source], self._results.__getitem__, until=target)
         if target not in came_from:
             return []
         found: list[Op] = []
@@ -421,10 +426,36 @@ class Tape(msgspec.Struct, dict=True, kw_only=True, omit_defaults=True):
     @functools.cached_property
     def _uses(self) -> dict[int, list[int]]:
         uses: dict[int, list[int]] = {}
-        for op in self.ops:
-            for value in dict.fromkeys(value for _, value in op.inputs()):
-                uses.setdefault(value, []).append(op.index)
+        for index, given in enumerate(self._given):
+            for value in given:
+                uses.setdefault(value, []).append(index)
         return uses
+
+    @functools.cached_property
+    def _given(self) -> list[list[int]]:
+        """By operation: the values that it got, each once."""
+        return [list(dict.fromkeys(references(list(op.args.values())))) for op in self.ops]
+
+    @functools.cached_property
+    def _sources(self) -> list[list[int]]:
+        """By value: what it was directly made of."""
+        found = []
+        for value in self.values:
+            # One list for all that an operation made: those of optimizers make hundreds, of hundreds.
+            given = self._given[value.made_by] if value.made_by >= 0 else []
+            if value.same_as >= 0 and value.same_as not in given:
+                given = [*given, value.same_as]
+            found.append([each for each in given if each != value.id] if value.id in given else given)
+        return found
+
+    @functools.cached_property
+    def _results(self) -> list[list[int]]:
+        """By value: what was directly made of it."""
+        made = [(*op.outs, *op.writes) for op in self.ops]
+        return [
+            [each for index in self._uses.get(value.id, ()) for each in made[index]] + self.becomes(value.id)
+            for value in self.values
+        ]
 
     @functools.cached_property
     def _becomes(self) -> dict[int, list[int]]:
@@ -434,17 +465,29 @@ class Tape(msgspec.Struct, dict=True, kw_only=True, omit_defaults=True):
                 becomes.setdefault(value.same_as, []).append(value.id)
         return becomes
 
-    def _back(self, value: int, through: Callable[[Op], bool] | None) -> list[int]:
+    def _reached(self, start: int | Iterable[int], edges: list[list[int]]) -> set[int]:
+        """Return all values that edges lead to. Several rules ask the same, so the last answers are remembered."""
+        first = (start,) if isinstance(start, int) else tuple(start)
+        known = self._walks.get((first, id(edges)))
+        if known is None:
+            if len(self._walks) >= _KEPT_WALKS:
+                self._walks.clear()
+            known = self._walks[first, id(edges)] = frozenset(self._walk(first, edges.__getitem__))
+        return set(known)
+
+    @functools.cached_property
+    def _walks(self) -> dict[tuple[tuple[int, ...], int], frozenset[int]]:
+        return {}
+
+    def _back(self, value: int, through: Callable[[Op], bool]) -> list[int]:
         maker = self.producer(value)
-        if maker is None or through is None or through(maker):
+        if maker is None or through(maker):
             return self.sources(value)
         return []
 
-    def _forth(self, value: int, through: Callable[[Op], bool] | None) -> list[int]:
-        found = [
-            made for op in self.consumers(value) if through is None or through(op) for made in (*op.outs, *op.writes)
-        ]
-        return found + self._becomes.get(value, [])
+    def _forth(self, value: int, through: Callable[[Op], bool]) -> list[int]:
+        found = [made for op in self.consumers(value) if through(op) for made in (*op.outs, *op.writes)]
+        return found + self.becomes(value)
 
     def _walk(
         self, start: int | Iterable[int], step: Callable[[int], Iterable[int]], until: int | None = None
@@ -462,6 +505,7 @@ class Tape(msgspec.Struct, dict=True, kw_only=True, omit_defaults=True):
         return found
 
 
+_KEPT_WALKS: Final = 32
 NOT_DIFFERENTIABLE: Final = frozenset(
     {"detach", "argmax", "argmin", "argsort", "sign", "round", "floor", "ceil", "trunc", "bernoulli", "multinomial"}
     | {"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "isnan", "isinf", "isfinite"}
@@ -471,7 +515,7 @@ NOT_DIFFERENTIABLE: Final = frozenset(
 """Operations through which no gradient passes, or one that is zero everywhere."""
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class Call(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A call of a module: what it got, what it returned, and which operations lie between."""
 
     path: str
@@ -552,7 +596,13 @@ def references(value: Any) -> list[int]:
         found = value.get("v")
         return [found] if type(found) is int else []
     if isinstance(value, list | tuple):
-        return [each for item in value for each in references(item)]
+        numbers: list[int] = []
+        for item in value:
+            if type(item) is dict and len(item) == 1 and type(item.get("v")) is int:  # most items, hundreds of them
+                numbers.append(item["v"])
+            elif isinstance(item, dict | list | tuple):
+                numbers += references(item)
+        return numbers
     return []
 
 
@@ -674,8 +724,8 @@ def _check(tape: Tape, path: Path) -> None:
         if value.id != place or not -1 <= value.made_by < num_ops or not -1 <= value.same_as < place:
             raise RunDamaged(f"{path}: value {place} refers to something that is not in the tape.")
     for place, op in enumerate(tape.ops):
-        used = (*op.outs, *op.writes, *(each for _, each in op.inputs()))
-        if op.index != place or not all(0 <= each < num_values for each in used):
+        used = (*op.outs, *op.writes, *references(list(op.args.values())))
+        if op.index != place or (used and not 0 <= min(used) <= max(used) < num_values):
             raise RunDamaged(f"{path}: operation {place} refers to a value that is not in the tape.")
         if not -1 <= op.line < num_lines or not -1 <= op.of < num_ops:
             raise RunDamaged(f"{path}: operation {place} refers to something that is not in the tape.")
@@ -689,11 +739,15 @@ def _check(tape: Tape, path: Path) -> None:
 
 
 def _refers_well(value: Any, num_values: int) -> bool:
-    if isinstance(value, dict):
-        return all(0 <= each < num_values for each in references(value)) and all(
-            _refers_well(each, num_values) for each in value.values()
-        )
-    return all(_refers_well(each, num_values) for each in value) if isinstance(value, list) else True
+    waiting = [value]
+    for each in waiting:
+        if isinstance(each, dict):
+            if not all(0 <= number < num_values for number in references(each)):
+                return False
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
+    return True
 
 
 def read_tensors(path: Path) -> dict[str, NDArray[Any]]:

@@ -97,7 +97,7 @@ def arguments(reading: TapeReading) -> Iterator[Argument]:
     for call in calls_of(reading, LOSS_FUNCTIONS):
         if fused.isdisjoint(op.index for op in call.ops):
             yield from _parts(reading, call)
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         pair = _difference(reading, op)
         if pair is not None:
             yield Argument(reading, _DIFFERENCE, "input", pair[0], op, None, pair[1])
@@ -143,7 +143,7 @@ class FunctionCall:
 def calls_of(reading: TapeReading, functions: frozenset[str]) -> Iterator[FunctionCall]:
     """Yield the calls of some functions that what is minimised depends on."""
     group: list[Op] = []
-    for op in (*reading.forward_ops(), None):
+    for op in (*reading.forward_ops, None):
         same = op is not None and group and (op.function, op.line) == (group[-1].function, group[-1].line)
         if group and not same:
             made = {out for each in group for out in (*each.outs, *each.writes)}
@@ -322,7 +322,7 @@ def _ignores_a_class(given: Argument) -> Broken | None:
 def _is_positive(given: Argument) -> Broken | None:
     """Find rates where the loss expects their logarithm: it takes the exponential of its input."""
     ops = [
-        each for each in given.reading.forward_ops() if (each.function, each.line) == (given.op.function, given.op.line)
+        each for each in given.reading.forward_ops if (each.function, each.line) == (given.op.function, given.op.line)
     ]
     taken = any(op.kind == "exp" and given.reading.plain(op.args["self"]["v"]).id == given.reading.plain(given.value).id
                 for op in ops)  # fmt: skip

@@ -23,7 +23,7 @@ def inverted_mask(reading: TapeReading) -> Found | None:
     padding = padding_of(reading)
     if not padding:
         return None
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         does = _shuts_out(reading, op, padding) or _drops_loss(reading, op, padding)
         if does:
             return Found(
@@ -164,7 +164,7 @@ def _is_padding(tokens: NDArray[np.generic], padding: int) -> bool:
 @on_tape
 def variance_as_deviation(reading: TapeReading) -> Found | None:
     """Find noise that is scaled by exp(v), where the loss takes the same exp(v) for a variance."""
-    exponents = [op for op in reading.forward_ops() if op.kind == "exp" and op.input("self") is not None]
+    exponents = [op for op in reading.forward_ops if op.kind == "exp" and op.input("self") is not None]
     for op in exponents:
         source = reading.plain(op.args["self"]["v"])
         same = [each for each in exponents if reading.plain(each.args["self"]["v"]).id == source.id]
@@ -281,8 +281,10 @@ def _misspelt(reading: TapeReading, module: ModuleInfo) -> Found | None:
     if known is None:
         return None
     for name in module.settings:
+        if name in known or len(name) <= len("name"):
+            continue
         meant = difflib.get_close_matches(name, known, 1, _ALIKE)
-        if name not in known and meant and meant[0] in module.settings and len(name) > len("name"):
+        if meant and meant[0] in module.settings:
             return Found(
                 sites=(module.path,),
                 evidence=(fact("settings of this name that torch reads", 0),),

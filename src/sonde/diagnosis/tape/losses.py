@@ -34,12 +34,12 @@ def _over_one(reading: TapeReading) -> Found | None:
     are left out: there may be a single key to attend to.
     """
     sizes: dict[tuple[str, int], set[int]] = {}
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         value = op.input("self") if op.kind in SOFTMAXES else None
         shape = () if value is None else reading.tape.values[value].shape
         if len(shape) > 2 and value in reading.learnt and not _is_of_pairs(reading, value):
             sizes.setdefault((op.module, op.line), set()).add(shape[int(op.args["dim"])])
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         value = op.input("self") if sizes.get((op.module, op.line)) == {1} and op.kind in SOFTMAXES else None
         if value is not None and sum(size > 1 for size in reading.tape.values[value].shape) > 1:
             return _crossed(reading, op, "that dimension has one element, so that all results are 1")
@@ -60,7 +60,7 @@ def _adds_weights(reading: TapeReading, op: Op) -> bool:
 @on_tape
 def lost_in_norm(reading: TapeReading) -> Found | None:
     """Find a norm over a single number: whatever goes in, its bias comes out."""
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         value = op.input("input")
         if op.kind not in ("native_layer_norm", "native_group_norm") or value is None or value not in reading.learnt:
             continue
@@ -102,7 +102,7 @@ def _over_two_axes(reading: TapeReading) -> Found | None:
     pairs += [
         (each.value, each.other) for each in arguments(reading) if each.role == "input" and each.other is not None
     ]
-    pairs += [pair for op in reading.forward_ops() if (pair := _cross_entropy(reading, op)) is not None]
+    pairs += [pair for op in reading.forward_ops if (pair := _cross_entropy(reading, op)) is not None]
     for pair in pairs:
         places = [_place_of_softmax(reading, each) for each in pair]
         shapes = [reading.tape.values[each].shape for each in pair]
@@ -150,7 +150,7 @@ def _over_samples(reading: TapeReading) -> Found | None:
     Where samples are compared with each other, as in contrastive learning, another dimension runs over samples too.
     """
     axes = reading.labels.axes
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         value = op.input("self")
         if op.kind not in (*SOFTMAXES, "_log_softmax") or value is None or op.outs[0] not in reading.learning:
             continue
@@ -231,7 +231,7 @@ _NORMALISER: Final = 0.9189385332046727
 
 def _dimensions_apart(reading: TapeReading) -> Found | None:
     """Find log-densities of single dimensions of a drawn action that meet one number of each sample."""
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         shape = reading.tape.values[op.outs[0]].shape if op.outs else ()
         if op.function != "log_prob" or op.kind != "sub" or len(shape) < 2 or shape[-1] < 2:
             continue
@@ -273,7 +273,7 @@ def _keeps_shape(reading: TapeReading, shape: tuple[int, ...], op: Op) -> bool:
 def _column_meets_row(reading: TapeReading) -> Found | None:
     """Find a column (N, 1) that is broadcast with a row (N,) outside the model, both of them over the samples."""
     tape = reading.tape
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         kind, first, second = op.kind.removesuffix("_"), op.input("self"), op.input("other")
         if op.module or kind not in _PAIRWISE or first is None or second is None:
             continue
@@ -352,9 +352,7 @@ def is_policy_objective(case: Case) -> bool:
         return False
     learnt = [term for term in reading.terms if reading.tape.values[term.value].requires_grad]
     chosen = [term for term in learnt if _sign_of_likelihood(reading, term) is not None]
-    return any(_is_weighed(reading, term) for term in chosen) or any(
-        map(reading.is_policy_ratio, reading.forward_ops())
-    )
+    return any(_is_weighed(reading, term) for term in chosen) or any(map(reading.is_policy_ratio, reading.forward_ops))
 
 
 def _is_weighed(reading: TapeReading, term: Term) -> bool:
@@ -580,7 +578,7 @@ def cut_off(case: Case, names: list[str]) -> str:
 def mixed_axes(reading: TapeReading) -> Found | None:
     """Find a view that breaks up an axis, or samples of an output that are compared with those of others."""
     labels = reading.labels
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         if _runs_along_samples(reading, op):
             return _along_samples(reading, op)
     cuts = [cut for cut in labels.cuts if reading.tape.ops[cut.op].outs[0] in reading.needed]
@@ -599,7 +597,7 @@ def mixed_axes(reading: TapeReading) -> Found | None:
 
 def _length_of_all(reading: TapeReading) -> Found | None:
     """Find a penalty that draws the length of the gradient of a whole batch to 1, not that of each sample."""
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         value = op.input("self") if op.kind in ("linalg_vector_norm", "norm") and not op.in_model else None
         maker = None if value is None else reading.tape.producer(reading.plain(value).id)
         if value is None or maker is None or maker.phase != "backward" or reading.tape.values[op.outs[0]].size != 1:
@@ -620,7 +618,7 @@ def _length_of_all(reading: TapeReading) -> Found | None:
 
 def _over_the_batch(reading: TapeReading) -> Found | None:
     """Find outputs outside the model that are divided by a length over all samples, not by their own."""
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         value = op.input("self") if op.kind in ("linalg_vector_norm", "norm") and not op.in_model else None
         shape = () if value is None else reading.tape.values[value].shape
         if value is None or not reading.tape.values[value].requires_grad or len(shape) < 2:
@@ -658,7 +656,7 @@ def _by_statistics_of_samples(reading: TapeReading) -> Found | None:
 
     A norm layer that is written by hand keeps running statistics for evaluation: then it is meant.
     """
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         source = op.input("self")
         if op.kind not in _OVER_ROWS or not op.in_model or source is None or "Norm" in reading.kind_of(op.module):
             continue

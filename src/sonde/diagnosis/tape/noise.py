@@ -48,7 +48,7 @@ def scaled_by_variance(reading: TapeReading) -> Found | None:
     wanted = {target for _, target, _ in reading.compared()}
     before = reading.tape.ancestors(wanted)
     clean = {reading.plain(target).id for target in wanted}
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         for data, noise in _mixtures(reading, op) if not noisy.isdisjoint(op.outs) else ():
             if noise.value not in before and reading.plain(data.value).id not in clean:
                 continue
@@ -109,7 +109,7 @@ def _adds_up(squared: Numbers, other: Numbers) -> bool:
 
 def _scales_output(reading: TapeReading, deviation: Numbers) -> bool:
     """Return whether something that is learnt is multiplied or divided by the same numbers as the noise."""
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         pair = reading.pair(op)
         if op.kind.removesuffix("_") not in ("mul", "div") or pair is None or op.in_model:
             continue

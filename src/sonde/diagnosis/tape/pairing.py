@@ -68,7 +68,7 @@ def _is_modelled(reading: TapeReading, value: int) -> bool:
 def _judged(reading: TapeReading) -> Iterator[tuple[int, int, Op]]:
     """Yield what is compared: also a log-softmax that is multiplied by soft labels."""
     yield from reading.compared()
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         pair = [each for each in (op.input("self"), op.input("other")) if each is not None]
         if op.kind == "mul" and not op.module and len(pair) == 2:
             one, two = sorted(pair, key=lambda each: not reading.tape.values[each].requires_grad)
@@ -148,7 +148,7 @@ def _reorders_outputs(reading: TapeReading, rows: int) -> bool:
     after = reading.tape.descendants(reading.tape.outputs_of_root(), through=lambda op: not op.in_model)
     return any(
         op.kind in ("index", "index_select", "sort", "topk", "cat") and op.input("self") in after and not op.in_model
-        for op in reading.forward_ops()
+        for op in reading.forward_ops
     )
 
 
@@ -439,8 +439,10 @@ def _chosen_rows(reading: TapeReading, *, in_loss: bool) -> dict[int, tuple[NDAr
     before = [each.id for each in reading.tape.given("carried", "constant") if each.shape in shapes]
     outputs = reading.tape.descendants([*answers, *before])
     for op in reading.tape.ops:
+        if op.kind != "index" or op.in_model:
+            continue
         source, chosen = op.input("self"), references(op.args.get("indices"))
-        if op.kind != "index" or source is None or len(chosen) != 1 or op.in_model or source not in outputs:
+        if source is None or len(chosen) != 1 or source not in outputs:
             continue
         numbers = reading.numbers.of(chosen[0])
         count = reading.tape.values[source].shape[0]

@@ -165,8 +165,9 @@ class TapeReading:
     def _is_learnt(self, value: Value) -> bool:
         """Return whether a gradient could pass the operation that made a value, on to something that takes one."""
         op = self.tape.producer(self.plain(value.id).id)  # behind a detach
-        takes = op is not None and any(self.tape.values[each].requires_grad for _, each in op.inputs())
-        return takes and op is not None and op.phase == "forward" and self.tape.is_differentiable(op)
+        if op is None or op.phase != "forward" or not self.tape.is_differentiable(op):
+            return False
+        return any(self.tape.values[each].requires_grad for _, each in op.inputs())
 
     @functools.cached_property
     def learning(self) -> frozenset[int]:
@@ -179,11 +180,13 @@ class TapeReading:
         held = [value for value in self.held.values() if self.tape.values[value].requires_grad]
         return frozenset(self.tape.descendants(held, through=self.tape.is_differentiable))
 
-    def forward_ops(self) -> Iterator[Op]:
-        """Yield the operations whose results what is minimised depends on."""
-        for op in self.tape.ops:
-            if op.phase == "forward" and any(out in self.needed for out in (*op.outs, *op.writes)):
-                yield op
+    @functools.cached_property
+    def forward_ops(self) -> tuple[Op, ...]:
+        """The operations whose results what is minimised depends on."""
+        needed = self.needed
+        return tuple(
+            op for op in self.tape.ops if op.phase == "forward" and not needed.isdisjoint((*op.outs, *op.writes))
+        )
 
     # ------------------------------------------------------------------ where values come from
 
@@ -324,14 +327,14 @@ class TapeReading:
     @functools.cached_property
     def losses(self) -> tuple[TapedLoss, ...]:
         """The calls of torch's losses that what is minimised depends on."""
-        return tuple(loss for op in self.forward_ops() if (loss := self._loss(op)) is not None)
+        return tuple(loss for op in self.forward_ops if (loss := self._loss(op)) is not None)
 
     def compared(self) -> Iterator[tuple[int, int, Op]]:
         """Yield what is compared in losses, also those written by hand as a difference: output, target, operation."""
         for loss in self.losses:
             if loss.target is not None:
                 yield loss.value, loss.target, loss.op
-        for op in self.forward_ops():
+        for op in self.forward_ops:
             first, second = op.input("self"), op.input("other")
             if op.module or op.kind != "sub" or first is None or second is None:
                 continue

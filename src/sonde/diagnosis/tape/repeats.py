@@ -145,7 +145,7 @@ def _meeting(reading: TapeReading, one: Call, other: Call, equal: _Equality) -> 
     of_one, of_other = (reading.tape.descendants(call.outs.values()) for call in (one, other))
     of_one, of_other = of_one - of_other, of_other - of_one
     crossed: list[tuple[int, int]] = []
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         for first, second in _compared(reading, op):
             if first in of_other and second in of_one:
                 first, second = second, first
@@ -177,13 +177,13 @@ def _compared(reading: TapeReading, op: Op) -> Iterator[tuple[int, int]]:
 def _meets_itself(reading: TapeReading, value: int) -> bool:
     """Return whether rows that were joined are compared with each other."""
     after = reading.tape.descendants(value)
-    return any(op.kind in _PRODUCTS and all(each in after for _, each in op.inputs()) for op in reading.forward_ops())
+    return any(op.kind in _PRODUCTS and all(each in after for _, each in op.inputs()) for op in reading.forward_ops)
 
 
 def _wants_diagonal(reading: TapeReading, value: int) -> bool:
     """Return whether the right answer of each row is the column of the same number."""
     after = reading.tape.descendants(value)
-    if any(op.kind in ("diagonal", "trace") and op.input("self") in after for op in reading.forward_ops()):
+    if any(op.kind in ("diagonal", "trace") and op.input("self") in after for op in reading.forward_ops):
         return True
     for loss in reading.losses:
         target = reading.numbers.of(loss.target) if loss.target is not None and loss.value in after else None

@@ -24,7 +24,7 @@ _ARITHMETIC: Final = frozenset({"sub", "add", "exp", "sum", "neg", "clamp", "squ
 def learnt_advantage(reading: TapeReading) -> Found | None:
     """Find log-probabilities of chosen actions that are weighed by something that also gets a gradient."""
     likely = _likelihoods(reading)
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         first, second = op.input("self"), op.input("other")
         if op.kind != "mul" or first is None or second is None or op.outs[0] not in reading.learning:
             continue
@@ -74,7 +74,7 @@ def learnt_choice(reading: TapeReading) -> Found | None:
         after = reading.tape.descendants(call.ops[-1].outs, through=learns)
         weights = [
             other
-            for op in reading.forward_ops()
+            for op in reading.forward_ops
             for one, other in factors(op)
             if one in after and not reading.tape.values[other].requires_grad and reading.tape.values[other].size > 1
         ]
@@ -114,7 +114,7 @@ def _is_drawn_around(reading: TapeReading, value: int, others: list[int]) -> boo
 @on_tape
 def averaged_first(reading: TapeReading) -> Found | None:
     """Find a mean over the samples that is multiplied by a weight of each sample, or made into a weight of itself."""
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         for mean, weight in factors(op) if not op.module and reading.tape.is_differentiable(op) else ():
             about, other = reading.tape.values[mean], reading.tape.values[weight]
             if about.size != 1 or not about.requires_grad or mean not in reading.learning:
@@ -145,7 +145,7 @@ def _is_by_sample(reading: TapeReading, value: int) -> bool:
 
 def _weighed_by_itself(reading: TapeReading) -> Found | None:
     """Find an averaged loss that is multiplied by an exponential of itself, as a focal loss of single samples is."""
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         for loss, factor in factors(op):
             if reading.tape.values[loss].size != 1 or reading.over_samples(Term(loss)) is None:
                 continue
@@ -508,7 +508,7 @@ def _grows_with(counts: Numbers, weights: Numbers) -> bool:
 @on_tape
 def itself_among_pairs(reading: TapeReading) -> Found | None:
     """Find similarities of samples with each other in which each sample competes with itself."""
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         first, second = op.input("self"), op.input("mat2")
         if op.kind != "mm" or first is None or second is None or op.in_model:
             continue
@@ -566,7 +566,7 @@ _PICKS: Final = CARRIERS | {"diagonal", "masked_select"}
 @on_tape
 def scaled_in_part(reading: TapeReading) -> Found | None:
     """Find scores of one softmax of which some are divided by a temperature and others are not."""
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         parts = references(op.args.get("tensors")) if op.kind == "cat" and not op.in_model else []
         if len(parts) < 2 or not all(reading.tape.values[each].requires_grad for each in parts):
             continue

@@ -289,7 +289,7 @@ def _are_logits(reading: TapeReading, output: int) -> bool:
 def _is_weighed(reading: TapeReading) -> bool:
     """Return whether log-probabilities are weighed sample by sample, as by rewards, whose signs give the direction."""
     after = reading.tape.descendants(chosen(reading), through=reading.tape.is_differentiable)
-    weights = (other for op in reading.forward_ops() for one, other in factors(op) if one in after)
+    weights = (other for op in reading.forward_ops for one, other in factors(op) if one in after)
     return any(not (about := reading.tape.values[each]).requires_grad and about.size > 1 for each in weights)
 
 
@@ -300,7 +300,7 @@ def _credits(reading: TapeReading) -> Iterator[tuple[int, Numbers]]:
         if not about.requires_grad or about.size < 2 or likely not in reading.learning or content is None:
             continue
         after = reading.tape.descendants(likely, through=reading.tape.is_differentiable)
-        for op in reading.forward_ops():
+        for op in reading.forward_ops:
             pair = [each for each in (op.input("self"), op.input("other")) if each is not None]
             if op.kind != "mul" or len(pair) != 2 or (pair[0] in after) == (pair[1] in after):
                 continue
@@ -348,7 +348,7 @@ def _beside(reading: TapeReading, output: int) -> list[int]:
     """Return what is used together with an output, or with what follows from it; not what the output is made of."""
     after = reading.tape.descendants(output)
     later = after - {output}
-    beside = {value for op in reading.forward_ops() if later.intersection(op.outs) for _, value in op.inputs()}
+    beside = {value for op in reading.forward_ops if later.intersection(op.outs) for _, value in op.inputs()}
     return sorted(beside - after)
 
 

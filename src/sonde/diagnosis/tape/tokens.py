@@ -41,7 +41,7 @@ def shifts(reading: TapeReading) -> dict[int, tuple[int, Op]]:
 
 def _tokens(reading: TapeReading) -> Iterator[Numbers]:
     seen = set()
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         value = op.input("indices") if op.kind == "embedding" else None
         is_one_hot = op.kind == "scatter_" and number(op.args.get("value")) == 1
         if is_one_hot:
@@ -178,7 +178,7 @@ def read_after_padding(reading: TapeReading) -> Found | None:
     padding = padding_of(reading)
     if not padding:
         return None
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         at = _position(reading, op)
         if at is None:
             continue

@@ -434,7 +434,7 @@ _SPLITS: Final = ("split", "split_with_sizes", "chunk", "unsafe_chunk", "unsafe_
 def unread_outputs(reading: TapeReading) -> Found | None:
     """Find outputs of a trained layer that nothing reads: it is only ever sliced, and some slices are never taken."""
     trained = set(reading.held.values())
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         dim = _MULTIPLIES.get(op.kind)
         if dim is None or op.outs[0] not in reading.learning:
             continue
@@ -520,7 +520,7 @@ def _ranges(places: list[int]) -> str:
 @on_tape
 def cancelled_term(reading: TapeReading) -> Found | None:
     """Find a difference or a quotient of a value and itself on the way to the loss: it has no gradient."""
-    for op in reading.forward_ops():
+    for op in reading.forward_ops:
         first, second = op.input("self"), op.input("other")
         if op.kind.removesuffix("_") not in ("sub", "div") or first is None or second is None:
             continue
