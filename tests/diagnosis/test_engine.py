@@ -12,6 +12,7 @@ import torch
 
 import sonde
 from sonde.core import schema, signals
+from sonde.core import tape as tapes
 from sonde.diagnosis import ranking
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.doctor import Doctor
@@ -275,6 +276,13 @@ def test_a_finding_on_the_edge_does_not_flap_and_one_that_closed_keeps_its_span(
 
 def count_looks(cost: float, steps: int, share: float | None = None, step_seconds: float = 1.0) -> int:
     """Count how often a monitor looks at a run if a look takes `cost` seconds."""
+    return len(looks_at(cost, steps, share, step_seconds))
+
+
+def looks_at(
+    cost: float, steps: int, share: float | None = None, step_seconds: float = 1.0, run: Path | None = None
+) -> list[int]:
+    """Return the steps at which a monitor looks at a run if a look takes `cost` seconds."""
     clock, looks = FakeClock(0.0), []
 
     class Slow(Doctor):
@@ -283,17 +291,27 @@ def count_looks(cost: float, steps: int, share: float | None = None, step_second
             looks.append(case.step)
             return []
 
-    monitor = Monitor(lambda finding: None, Slow(), share=share, clock=clock, own_time=clock)
+    monitor = Monitor(lambda finding: None, Slow(), share=share, clock=clock, own_time=clock, run=run)
     for step in range(1, steps + 1):
         monitor.take_block(block(step, {0: 1.0}))
         clock.advance(step_seconds)
-    return len(looks)
+    return looks
 
 
 def test_looks_that_cost_too_much_come_at_a_few_steps_only():
     assert count_looks(5.0, 200) == count_looks(0.0001, 200, share=0.01) == 9 + 38
     assert count_looks(5.0, 200, share=0.01) == 1  # one look is 3 % of 167 steps
     assert count_looks(0.08, 200, share=0.001) == 2  # steps 3 and 10; then within the share, which is 0.2 s of 200
+
+
+def test_a_look_that_has_to_read_a_large_tape_waits_until_it_is_within_the_share(tmp_path):
+    assert looks_at(0.0001, 400, share=0.01, step_seconds=0.05, run=tmp_path)[0] == 4
+    values = tuple(tapes.Value(id=each, role="constant", name="x" * 50) for each in range(20_000))
+    size = (tapes.write(tmp_path, tapes.Tape(step=2, values=values)) / tapes.INFO).stat().st_size
+    first, second, *_ = looks_at(0.0001, 400, share=0.01, step_seconds=0.05, run=tmp_path)
+    assert first == pytest.approx(4e-8 * size / (0.01 * 0.05), rel=0.3)
+    assert first > 50
+    assert second - first <= 10  # the next look reads nothing
 
 
 def test_short_steps_are_judged_at_a_few_of_the_first_whatever_it_costs():

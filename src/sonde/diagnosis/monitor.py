@@ -31,6 +31,7 @@ _EARLY_SHARE: Final = 0.03
 # What a look is taken to cost before the first one: every rule, and every site.
 _USUAL_LOOK_S: Final = 0.005
 _USUAL_LOOK_AT_SITE_S: Final = 2e-5
+_USUAL_TAPED_BYTE_S: Final = 4e-8  # the same of reading a tape and asking every question about it
 
 
 _CLOSING_LOOKS: Final = 3
@@ -75,6 +76,8 @@ class Monitor:
         self.seconds = 0.0
         """What looks have taken so far."""
         self._last_look: float | None = None
+        """What the last look took that read no tape."""
+        self._taped_byte = _USUAL_TAPED_BYTE_S
         self._absent: dict[str, int] = {}
         """By kind of a finding that holds: in how many looks in a row it was not made."""
         self._reported: deque[Finding] = deque(maxlen=256)
@@ -177,23 +180,32 @@ class Monitor:
         return 0.0 if self._began is None else self._clock() - self._began
 
     def _can_afford(self, share: float | None = None) -> bool:
-        """Return whether another look, if it takes as long as the last, stays within a share of the time so far."""
+        """Return whether another look stays within a share of the time so far."""
         share = self._share if share is None or self._share is None else share
-        expected = self._last_look
-        if expected is None:
-            expected = _USUAL_LOOK_S + _USUAL_LOOK_AT_SITE_S * self._case.num_sites
-        return share is None or self.seconds + expected <= share * self._passed()
+        return share is None or self.seconds + self._expected() <= share * self._passed()
+
+    def _expected(self) -> float:
+        """Return how long the next look is taken to last. One that has to read tapes lasts several times as long."""
+        usual = self._last_look
+        if usual is None:
+            usual = _USUAL_LOOK_S + _USUAL_LOOK_AT_SITE_S * self._case.num_sites
+        return usual + (self._taped_byte * self._tapes.unread_bytes() if self._tapes is not None else 0.0)
 
     def _look(self) -> None:
         self._looked = self._case.step
         began = self._own_time()
+        taped_bytes = 0 if self._tapes is None else self._tapes.unread_bytes()
         with fewer_collections:
             for tape in () if self._tapes is None else self._tapes():
                 self._case.take_tape(tape)
             before = {finding.kind: finding for finding in self._findings}
             found = self._doctor.look(self._case)
-        self._last_look = self._own_time() - began
-        self.seconds += self._last_look
+        seconds = self._own_time() - began
+        self.seconds += seconds
+        if not taped_bytes:
+            self._last_look = seconds
+        elif self._last_look is not None:
+            self._taped_byte = max(0.0, seconds - self._last_look) / taped_bytes
         found += self._still_held(before, {finding.kind for finding in found})
         with self._lock:
             self._findings = found

@@ -529,8 +529,8 @@ class TapeReading:
         return self.tape.consumers(back[0])[0] if back else None
 
 
-MIN_ROWS: Final = 3
 _DATA: Final = frozenset({"input", "target", "batch"})
+MIN_ROWS: Final = 3
 """A list of fewer rows has no meaningful order."""
 MAX_OPS: Final = 20_000
 """A longer tape is not read while a run goes on: it would take too much of the training's time."""
@@ -546,12 +546,22 @@ class Shelf:
     def __call__(self) -> list[Tape]:
         """Return the tapes that were written since the last call; one that cannot be read is left out."""
         found: list[Tape] = []
-        for folder in tapes.folders(self._run).values():
-            if folder not in self._read:
-                self._read.add(folder)
-                with suppress(RunDamaged, RunNotFound):
-                    found.append(tapes.read(folder))
+        for folder in self._unread():
+            self._read.add(folder)
+            with suppress(RunDamaged, RunNotFound):
+                found.append(tapes.read(folder))
         return [tape for tape in found if len(tape.ops) <= MAX_OPS]
+
+    def unread_bytes(self) -> int:
+        """Return the size of the tapes that the next call reads."""
+        found = 0
+        for folder in self._unread():
+            with suppress(OSError):
+                found += (folder / tapes.INFO).stat().st_size
+        return found
+
+    def _unread(self) -> list[Path]:
+        return [folder for folder in tapes.folders(self._run).values() if folder not in self._read]
 
 
 def _sign(factor: object) -> int:
