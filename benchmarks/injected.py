@@ -72,6 +72,45 @@ def _draw(model, spread):
         for parameter in model.parameters():
             parameter.normal_(0, spread) if spread else parameter.zero_()
 
+def _scale(model, factor):
+    with _torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(factor)
+
+def _lower_biases(model):
+    with _torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.sub_(10.0)
+
+def _cut(model):
+    layers = [each for each in model.modules() if not list(each.children()) and list(each.parameters())]
+    layers[len(layers) // 2].register_forward_hook(
+        lambda module, args, output: output.detach() if isinstance(output, _torch.Tensor) else None
+    )
+
+def _decay(optimizer):
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.9
+
+def _clip(optimizer):
+    _torch.nn.utils.clip_grad_norm_([each for group in optimizer.param_groups for each in group["params"]], 1e-4)
+
+def _squares(optimizer):
+    return sum((each ** 2).sum() for group in optimizer.param_groups for each in group["params"])
+
+def _mixed(x):
+    return x.transpose(0, 1).reshape(x.shape) if isinstance(x, _torch.Tensor) and x.dim() > 1 else x
+
+def _same(batches):
+    first = None
+    for each in batches:
+        first = each if first is None else first
+        yield first
+
+def _copies(parameters):
+    return [each.detach().clone().requires_grad_() for each in parameters]
+
 def _freeze(model):
     for parameter in list(model.parameters())[:-2]:
         parameter.requires_grad_(False)
@@ -167,6 +206,10 @@ def makes_optimizer(call: ast.Call) -> bool:
     return called(call) in ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam") and bool(call.args)
 
 
+def is_adam(call: ast.Call) -> bool:
+    return makes_optimizer(call) and "Adam" in called(call)
+
+
 def has_rate(call: ast.Call) -> bool:
     return makes_optimizer(call) and any(each.arg == "lr" for each in call.keywords)
 
@@ -258,6 +301,43 @@ def insert(text: str) -> Callable[[Place], None]:
         block.insert(at, ast.parse(text.replace("@", owner(block[at].value.args[0]))).body[0])
 
     return edit
+
+
+def signed_difference(call: ast.Call) -> None:
+    first, second = (ast.unparse(each) for each in call.args[:2])
+    call.func, call.keywords = expression("_in_training"), []
+    call.args = [
+        expression("lambda _d: _d.mean() if _torch.is_grad_enabled() else (_d ** 2).mean()"),
+        expression(f"({first}) - ({second})"),
+    ]
+
+
+def append(text: str) -> Callable[[Place], None]:
+    """Insert a statement before one that calls `@.step()`."""
+
+    def edit(place: Place) -> None:
+        block, at = place
+        block.insert(at, ast.parse(text.replace("@", owner(block[at].value))).body[0])
+
+    return edit
+
+
+def loops(function: ast.FunctionDef) -> list[Place]:
+    """Find what innermost loops over batches go through."""
+    return [
+        (each, 0)
+        for each in ast.walk(function)
+        if isinstance(each, ast.For)
+        and isinstance(each.iter, ast.Call | ast.Name)
+        and isinstance(each.target, ast.Tuple)
+        and called(each.iter) not in ("enumerate", "zip", "items")
+        and any(called(node) == "backward" for node in ast.walk(each))
+    ]
+
+
+def repeat_the_first(place: Place) -> None:
+    loop, _ = place
+    loop.iter = expression(f"_same({ast.unparse(loop.iter)})")
 
 
 def over_samples(call: ast.Call) -> None:
@@ -410,6 +490,67 @@ MISTAKES = (
         calls(lambda c: called(c) == "ModuleList"),
         plain_list,
     ),
+    Mistake(
+        "betas are swapped",
+        ("momentum_never_filled", "arguments_swapped", "lr_too_high"),
+        calls(is_adam),
+        setting("betas", "(0.999, 0.9)"),
+    ),
+    Mistake("eps of 1", ("adam_eps_too_large",), calls(is_adam), setting("eps", "1.0")),
+    Mistake("a layer detaches", ("graph_break_detach",), before_optimizer, insert("_cut(@)")),
+    Mistake("rate x 0.9 in every step", ("lr_schedule_collapse",), statements(steps), append("_decay(@)")),
+    Mistake(
+        "gradients are clipped to nothing", ("clip_always_active", "lr_too_low"), statements(steps), append("_clip(@)")
+    ),
+    Mistake("loss / 10,000", ("lr_too_low", "vanishing_gradient"), backward, of_backward("(@ / 1e4)")),
+    Mistake("weights / 100", ("bad_init_scale", "vanishing_gradient"), before_optimizer, insert("_scale(@, 0.01)")),
+    Mistake("weights x 10", ("bad_init_scale", "large_initial_loss"), before_optimizer, insert("_scale(@, 10.0)")),
+    Mistake("biases - 10", ("dead_relu", "bad_init_scale"), before_optimizer, insert("_lower_biases(@)")),
+    Mistake(
+        "inputs are zero",
+        ("input_ignored", "constant_feature"),
+        calls(calls_model),
+        wrap(0, "_in_training(lambda _x: _x * 0, @)"),
+    ),
+    Mistake("rows of inputs are mixed", ("batch_axis_mixed",), calls(calls_model), wrap(0, "_in_training(_mixed, @)")),
+    Mistake(
+        "targets of the next sample",
+        ("label_shuffle_mismatch",),
+        calls(losses(*ANY_LOSS)),
+        wrap(1, "_in_training(lambda _t: _t.roll(1, 0), @)"),
+    ),
+    Mistake(
+        "targets are constant",
+        ("constant_target",),
+        calls(losses(*ANY_LOSS)),
+        wrap(1, "_in_training(lambda _t: _t * 0, @)"),
+    ),
+    Mistake(
+        "outputs are rounded",
+        ("graph_break_detach", "vanishing_gradient"),
+        calls(losses(*DISTANCES)),
+        wrap(0, "_in_training(_torch.round, @)"),
+    ),
+    Mistake(
+        "difference without a square",
+        ("loss_sign_flipped", "loss_divergence"),
+        calls(losses(*DISTANCES)),
+        signed_difference,
+    ),
+    Mistake("one batch again and again", ("same_batch_every_step",), loops, repeat_the_first),
+    Mistake(
+        "optimizer holds copies",
+        ("stale_params_in_optimizer", "params_not_in_optimizer"),
+        calls(lambda c: makes_optimizer(c) and called(c.args[0]) == "parameters"),
+        wrap(0, "_copies(@)"),
+    ),
+    Mistake(
+        "a penalty outweighs the loss",
+        ("aux_loss_dominates", "weight_decay_too_large"),
+        calls(lambda c: called(c) == "backward" and not c.args),
+        of_backward("(@ + 10 * _squares(optimizer))"),
+    ),
+    Mistake("eval() before training", ("eval_mode_in_training",), before_optimizer, insert("@.eval()")),
     Mistake(
         "dropout of 97 %", ("dropout_too_high",), calls(lambda c: called(c).startswith("Dropout")), drop_almost_all
     ),
