@@ -505,7 +505,12 @@ MISTAKES = (
     Mistake("loss / 10,000", ("lr_too_low", "vanishing_gradient"), backward, of_backward("(@ / 1e4)")),
     Mistake("weights / 100", ("bad_init_scale", "vanishing_gradient"), before_optimizer, insert("_scale(@, 0.01)")),
     Mistake("weights x 10", ("bad_init_scale", "large_initial_loss"), before_optimizer, insert("_scale(@, 10.0)")),
-    Mistake("biases - 10", ("dead_relu", "bad_init_scale"), before_optimizer, insert("_lower_biases(@)")),
+    Mistake(
+        "biases - 10",
+        ("dead_relu", "saturated_activation", "bad_init_scale"),
+        before_optimizer,
+        insert("_lower_biases(@)"),
+    ),
     Mistake(
         "inputs are zero",
         ("input_ignored", "constant_feature"),

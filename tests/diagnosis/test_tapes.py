@@ -1915,6 +1915,27 @@ def test_a_divergence_that_outweighs_an_averaged_reconstruction_is_named(tmp_pat
     assert (found("aux_loss_dominates", case) is not None) is ill
 
 
+def squares(model):
+    return sum(each.square().sum() for each in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("loss", "ill"),
+    [
+        (lambda model, x: cross_entropy(model, x, LABELS[:8]) + 10 * squares(model), True),
+        (lambda model, x: (model(x) - 1).abs().mean() * 2 + 10 * squares(model), True),  # a loss written by hand
+        (lambda model, x: cross_entropy(model, x, LABELS[:8]) + 1e-4 * squares(model), False),
+        (lambda model, x: cross_entropy(model, x, LABELS[:8]) + 10 * model(x).square().sum(), False),  # made of data
+        (lambda model, x: 10 * squares(model) + 0 * model(x).sum(), False),  # nothing else is minimised
+    ],
+)
+def test_a_penalty_on_weights_that_outweighs_the_loss_is_named(tmp_path, loss, ill):
+    case = taped(tmp_path / "run", mlp(), (ROWS,), loss)
+    finding = found("aux_loss_dominates", case)
+    assert (finding is not None) is ill
+    assert not ill or "penalty on weights" in finding.cause
+
+
 @pytest.mark.parametrize("dim", [None, 1])
 def test_a_penalty_on_the_gradient_of_the_whole_batch_is_named(tmp_path, dim):
     def loss(model, x):

@@ -62,6 +62,8 @@ class Case:
         """How `signals.SCHEDULE` stood at the end of an earlier attempt whose readings are not part of the case."""
         self.taped: TapeReading | None = None
         """The last whole step that was taped, if there is one."""
+        self.first_taped: TapeReading | None = None
+        """The first whole step that was taped."""
         self.rounds: list[TapeReading] = []
         """The last taped step of every kind, the latest first: a loop may train two models in turn."""
         self.expects_tapes = False
@@ -139,6 +141,7 @@ class Case:
             return
         self.history.version += 1
         self.taped = TapeReading(tape)
+        self.first_taped = self.first_taped or self.taped
         others = [each for each in self.rounds if each.losses_at != self.taped.losses_at]
         self.rounds = [self.taped, *others[: MAX_ROUNDS - 1]]
 

@@ -82,6 +82,18 @@ def on_tape(find: Callable[[TapeReading], Found | None]) -> Callable[[Case], Fou
     return ask
 
 
+def on_first_tape(find: Callable[[TapeReading], Found | None]) -> Callable[[Case], Found | None]:
+    """Make a question about a case of one about the first taped step, for what training changes."""
+    name = f"{find.__module__}.{find.__qualname__}"
+
+    @functools.wraps(find)
+    def ask(case: Case) -> Found | None:
+        first = case.first_taped
+        return None if first is None else first.once(name, lambda reading: _answer(find, reading))
+
+    return ask
+
+
 def on_every_tape(find: Callable[[TapeReading], Found | None]) -> Callable[[Case], Found | None]:
     """Make a question about a case of one that has to be answered for every kind of taped step.
 

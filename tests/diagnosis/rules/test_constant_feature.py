@@ -28,6 +28,17 @@ def test_inputs_that_are_one_number_are_found_and_named():
     assert fed(same, list(np.linspace(2.3, 0.1, 40))).severity == "info"
 
 
+def batches(key, values, *others):
+    sites = {key: values, "loss:scalar": list(np.linspace(2.3, 0.1, 40))} | dict.fromkeys(others, values)
+    return asked(constant_feature, patient(sites, shapes={key: (8, 10)}))
+
+
+def test_batches_of_one_number_are_a_warning_even_if_the_loss_falls_unless_there_is_another_input():
+    same = [np.zeros((8, 10))] * 40
+    assert batches("(model):input[0]", same).severity == "warning"
+    assert batches("(model):input[0]", same, "(model):input[1]").severity == "info"
+
+
 def test_inputs_of_zeros_and_ones_are_not_one_number():
     pixels = [np.eye(10)[:8]] * 39 + [np.zeros((8, 10))]
     assert fed(pixels, [2.3] * 40) is None

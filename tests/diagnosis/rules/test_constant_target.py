@@ -22,6 +22,7 @@ def test_targets_that_are_all_one_number_are_named():
     assert finding.severity == "warning"
     assert "Every target is 0" in finding.cause
     assert found("constant_target", held_against(ZEROS + 1, kind="binary_cross_entropy", final=True))
+    assert found("constant_target", held_against(ZEROS, kind="cross_entropy", final=True))
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,8 @@ def test_targets_that_are_all_one_number_are_named():
         held_against(ZEROS, made_by="sub"),  # a residual that is to become 0
         held_against(ZEROS, steps=10),
         held_against(ZEROS + 1, kind="binary_cross_entropy"),  # may come class by class
+        held_against(ZEROS + 1, kind="cross_entropy"),
+        held_against(ZEROS, kind="cross_entropy", made_by="div", final=True),  # the positive comes first
         held_against(ZEROS, optimizers=(optimizer("a.weight"), optimizer("b.weight", name="optimizer2"))),
     ],
 )

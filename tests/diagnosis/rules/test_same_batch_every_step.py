@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from patients import asked, patient
 
 from sonde.core.facts import Facts, LoaderFacts
@@ -25,3 +26,10 @@ def test_one_batch_on_purpose_is_a_note_and_several_batches_or_a_single_one_are_
     assert run([BATCH] * 20).severity == "info"
     assert run([BATCH] * 20, length=1) is None
     assert run([BATCH] * 19 + [BATCH + 1]) is None
+
+
+@pytest.mark.parametrize(("held_out", "severity"), [(30, "warning"), (8, "info")])
+def test_a_batch_that_is_smaller_than_what_is_held_out_is_no_whole_data_set(held_out, severity):
+    shapes = {"(model):input[0]": (8, 4), "(model):input[0]@eval": (held_out, 4)}
+    case = patient({"(model):input[0]": [BATCH] * 20, "(model):input[0]@eval": [BATCH] * 20}, shapes=shapes)
+    assert asked(same_batch_every_step, case).severity == severity

@@ -21,3 +21,12 @@ def test_a_decay_that_leaves_nothing_of_the_weights_is_found(tmp_path, make, ill
     model = perceptron()
     found = train(tmp_path, model, make(model.parameters()), *data(), steps=80)
     assert (kinds(found, notes=False)[:1] == ["weight_decay_too_large"]) is ill
+
+
+@pytest.mark.parametrize(("decay", "ill"), [(0.3, True), (1e-4, False)])
+def test_a_decay_that_outweighs_the_gradients_of_the_loss_is_found_though_the_loss_falls_a_little(tmp_path, decay, ill):
+    model = perceptron()
+    inputs, targets = data()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=decay)
+    found = train(tmp_path, model, optimizer, inputs, targets, steps=120)
+    assert ("weight_decay_too_large" in kinds(found, notes=False)) is ill

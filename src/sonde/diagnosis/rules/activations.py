@@ -35,7 +35,7 @@ class _Layer:
 @rule(
     "dead_relu",
     needs=[signals.EVER_ACTIVE, signals.UNIT_SAMPLES, "gradient", "output", "facts.edges", "facts.order"],
-    explains=["constant_output", "lr_too_low", "vanishing_gradient"],
+    explains=["constant_output", "lr_too_low", "optimizer_step_noop", "vanishing_gradient"],
     fix="Lower the learning rate, initialise with kaiming_normal_ and zero bias, or use LeakyReLU or GELU.",
     refute="Run the whole training set through the model: if the units are positive for any sample, they are not dead.",
     since=SILENT_STEPS,
@@ -128,9 +128,10 @@ def _silent_layers(case: Case) -> list[_Layer]:
 
 
 def _severity_of_dead(case: Case, dead: list[_Layer]) -> Severity:
+    whole = any(layer.dead == 1.0 for layer in dead)
     if anomaly_severity(case) == "info":
-        return "info"
-    return "critical" if any(layer.dead == 1.0 for layer in dead) else "warning"
+        return "warning" if whole and not is_learning_well(case) else "info"
+    return "critical" if whole else "warning"
 
 
 SATURATED_SHARE = Threshold(0.5, "share of inputs beyond +-5, where a sigmoid passes less than 0.7 % of the gradient")
@@ -141,7 +142,7 @@ SATURATED_BORN = Threshold(0.6, "share of inputs from the start on, which traini
 @rule(
     "saturated_activation",
     needs=[signals.SATURATED, "facts.edges", "facts.order"],
-    explains=["constant_output", "vanishing_gradient"],
+    explains=["constant_output", "optimizer_step_noop", "vanishing_gradient"],
     fix="Normalise the inputs, initialise with xavier_uniform_, put a norm in front, or use ReLU or GELU.",
     refute="Look at the histogram of its inputs: if most lie within +-5, this finding is wrong.",
     since=5,
@@ -298,7 +299,7 @@ def constant_output(case: Case) -> Found | None:
         return None
     flat = values <= OUTPUT_SPREAD * wanted
     return Found(
-        severity=anomaly_severity(case),
+        severity="warning" if case.final and not is_learning_well(case) else anomaly_severity(case),
         step=int(spread.steps[flat][0]),
         sites=("(model)",),
         evidence=(

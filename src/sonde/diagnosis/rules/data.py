@@ -189,9 +189,10 @@ def constant_feature(case: Case) -> Found | None:
     """The inputs, or most of their features, never vary."""
     track = model_input(case)
     if _is_one_number(track):
-        number = float(track.rows[-1, schema.MAX])
+        number = float(track.rows[-1, schema.MAX]) + 0.0  # -0 is 0
+        is_batch = len(track.site.shape) > 1 and track.site.shape[0] > 1 and _is_only_input(case)
         return Found(
-            severity=anomaly_severity(case),
+            severity="warning" if is_batch else anomaly_severity(case),
             step=int(track.steps[0]),
             sites=("loader", track.name),
             evidence=(
@@ -242,6 +243,11 @@ def _alike(case: Case, track: Track) -> Found | None:
         fix="Store a copy of each sample (array.copy(), tensor.clone()), and check which indices are drawn.",
         refute="Print the first two samples of a batch: if they differ, this finding is wrong.",
     )
+
+
+def _is_only_input(case: Case) -> bool:
+    """Return whether the model is given one tensor, so that nothing else can tell samples apart."""
+    return len({track.key for track in case.of("input", "train") if track.name != signals.LOSS}) == 1
 
 
 def _is_one_number(track: Track) -> bool:

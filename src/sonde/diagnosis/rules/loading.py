@@ -113,8 +113,12 @@ def same_batch_every_step(case: Case) -> Found | None:
     seed = repeated_seed(case)
     if seed is not None:
         return _drawn_again(track, len(known), seed)
+    more = _evaluated_samples(case, track)
+    why = "as in full-batch training or an overfitting test."
+    if more:
+        why = f"while the model is evaluated on {more} samples at a time: it learns that one batch by heart."
     return Found(
-        severity="warning" if asked else "info",
+        severity="warning" if asked or more else "info",
         step=int(track.steps[0]),
         sites=("loader",),
         evidence=(
@@ -123,8 +127,18 @@ def same_batch_every_step(case: Case) -> Found | None:
         ),
         cause="Every step asks the loader and gets the same batch: the loader is restarted each time."
         if asked
-        else "Every step sees the same batch, as in full-batch training or an overfitting test.",
+        else f"Every step sees the same batch, {why}",
     )
+
+
+def _evaluated_samples(case: Case, track: Track) -> int:
+    """Return how many samples an evaluation has at a time, if those are more than the batch that is trained on.
+
+    Full-batch training has more samples than it holds out.
+    """
+    evaluated = [each.site for each in case.of("input", "eval") if each.site.name == track.name]
+    size = track.site.shape[0] if track.site.shape else math.inf
+    return max((each.shape[0] for each in evaluated if each.shape and each.shape[0] > size), default=0)
 
 
 def _drawn_again(track: Track, steps: int, seed: CallFacts) -> Found:

@@ -13,7 +13,7 @@ from sonde.core.facts import LIKELIHOOD
 from sonde.core.metric_names import better_direction
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.learning import judge
-from sonde.diagnosis.outlook import chance_loss
+from sonde.diagnosis.outlook import chance_loss, is_learning_well
 from sonde.diagnosis.ownership import need_optimizers
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.losses import LOSS_LOOKS
@@ -26,6 +26,7 @@ from sonde.diagnosis.tape.losses import (
     constant_term,
     idle_term,
     mixed_reductions,
+    outweighing_penalty,
     praised,
 )
 from sonde.diagnosis.tape.noise import scaled_by_variance
@@ -214,6 +215,7 @@ AUX_GUESSING = Threshold(0.95, "loss over that of a guess that ignores the input
 @rule(
     "aux_loss_dominates",
     needs=[signals.ROOT, "facts.losses"],
+    explains=["constant_output", "lr_too_high", "vanishing_gradient"],
     fix=(
         "Give the added term (KL, penalty, load balancing) a smaller weight, use the same reduction for both (a mean "
         "and a mean, not a sum), or raise its weight slowly."
@@ -228,6 +230,8 @@ def aux_loss_dominates(case: Case) -> Found | None:
     """
     if (taped := averaged_against_summed(case)) is not None:
         return replace(taped, exact=True)
+    if not is_learning_well(case) and (taped := outweighing_penalty(case)) is not None:
+        return taped
     ratios, loss = root_ratios(case), case.curve(f"{signals.LOSS}:output")
     if ratios is None or loss is None:
         raise NotMeasured("what backward() was called on, and a loss function of torch")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sonde.core import signals, statistics
 from sonde.core.facts import GroupFacts, OptimizerFacts
 from sonde.diagnosis.case import Case, NotMeasured, run_length
-from sonde.diagnosis.outlook import anomaly_severity, is_failing, is_learning_well
+from sonde.diagnosis.outlook import is_failing, is_learning_well
 from sonde.diagnosis.ownership import held, marked
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, few, rule
 from sonde.diagnosis.symptoms import NOT_FINITE, TOO_FAR
@@ -265,7 +265,9 @@ def _is_norm(case: Case, name: str) -> bool:
 
 DECAY_LEFT = Threshold(0.3, "size of a weight over its first size: decay in balance with gradients leaves more")
 DECAY_SHARE = Threshold(0.5, "share of weights: one layer may shrink because it is not needed")
-DECAY_GRADIENT = Threshold(3.0, "pull of the decay over the gradient: the decay decides where weights go")
+DECAY_PULL = Threshold(1.0, "what the decay adds to the gradient over what the loss adds: it decides where weights go")
+PULLED_TO = Threshold(0.9, "size of a weight over its first size: the pull had an effect")
+PULL_STEPS = Threshold(50, "steps: at the very end of training gradients may be as small as the decay")
 DECAY_STEPS = Threshold(20, "steps in which weights shrink")
 
 
@@ -280,9 +282,11 @@ DECAY_STEPS = Threshold(20, "steps in which weights shrink")
 def weight_decay_too_large(case: Case) -> Found | None:
     """Weight decay pulls the weights to zero faster than gradients can hold them.
 
-    The weights have shrunk as far as the decay alone must shrink them, in a run that does not learn.
+    It adds more to the gradients than the loss does, or the weights have shrunk as far as it alone must shrink them.
     """
     case.need_loss()
+    if is_learning_well(case):
+        return None
     first, last = first_weights(case), last_weights(case)
     for optimizer in case.facts.optimizers:
         for at, group in enumerate(optimizer.groups):
@@ -291,10 +295,15 @@ def weight_decay_too_large(case: Case) -> Found | None:
             if not decay > 0 or not chosen or first.names != last.names:
                 continue
             left = _left(first, last, chosen)
+            adds = not optimizer.traits.decoupled_decay and case.num_steps >= PULL_STEPS
+            if adds and np.median(left) <= PULLED_TO:
+                pull = min(_pull(weights, chosen, decay) for weights in (first, last))
+                if pull >= DECAY_PULL:
+                    return _pulled(optimizer, decay, pull, [first.names[index] for index in chosen])
             gone = left <= DECAY_LEFT
-            if gone.mean() < DECAY_SHARE or not _must_shrink(case, optimizer, at, first, chosen):
+            if gone.mean() < DECAY_SHARE or not is_failing(case):
                 continue
-            if is_failing(case):
+            if _must_shrink(case, optimizer, at):
                 names = [first.names[index] for index, is_gone in zip(chosen, gone.tolist(), strict=True) if is_gone]
                 return _shrunk(optimizer, decay, float(np.median(left)), names)
     return None
@@ -312,25 +321,41 @@ def _left(first: Weights, last: Weights, chosen: list[int]) -> Values:
     return result
 
 
-def _must_shrink(case: Case, optimizer: OptimizerFacts, at: int, first: Weights, chosen: list[int]) -> bool:
+def _pull(weights: Weights, chosen: list[int], decay: float) -> float:
+    """Return what the decay adds to the gradients over what the loss adds, median over weights and steps."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = decay * weights.sizes[:, chosen] / weights.gradients[:, chosen]
+    known = shares[~np.isnan(shares)]
+    return float(np.median(known)) if len(known) else 0.0
+
+
+def _must_shrink(case: Case, optimizer: OptimizerFacts, at: int) -> bool:
     """Return whether the decay alone shrinks the weights that far within the steps so far.
 
     Plain descent and decoupled decay multiply a weight by 1 - rate * decay at each step, and momentum adds to that.
-    Where the decay is part of a gradient that is normalised, its share of the gradient counts.
     """
     group = optimizer.groups[at]
-    decay = _number(group, "weight_decay")
     decoupled = optimizer.traits.decoupled_decay
     if optimizer.traits.adaptive and not decoupled:
-        pull = decay * first.sizes[:, chosen]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.nanmedian(pull / first.gradients[:, chosen])
-        return bool(share >= DECAY_GRADIENT)
+        return False  # the length of its steps does not depend on the decay: only the direction does
     curve = case.learning_rate(optimizer.name, at)
     rate = _number(group, "lr") if curve is None else float(np.mean(curve[1]))
     momentum = 0.0 if decoupled else _number(group, "momentum")
-    each = rate * decay / max(1 - momentum, 1e-3)
+    each = rate * _number(group, "weight_decay") / max(1 - momentum, 1e-3)
     return each * case.num_steps >= -math.log(DECAY_LEFT)
+
+
+def _pulled(optimizer: OptimizerFacts, decay: float, pull: float, names: list[str]) -> Found:
+    return Found(
+        step=1,
+        sites=(optimizer.name, *names[:8]),
+        evidence=(
+            above("what the decay adds to the gradient over what the loss adds, median", pull, DECAY_PULL),
+            fact("weight decay", decay),
+        ),
+        cause=f"A weight decay of {decay:g} adds {pull:.2g} times as much to the gradients as the loss does: steps "
+        "make weights small rather than the loss.",
+    )
 
 
 def _shrunk(optimizer: OptimizerFacts, decay: float, left: float, names: list[str]) -> Found:
@@ -376,7 +401,7 @@ def adam_eps_too_large(case: Case) -> Found | None:
     if ratio < EPS_OVER_GRADIENT:
         return None
     return Found(
-        severity=anomaly_severity(case),
+        severity="info" if is_learning_well(case) else "warning",
         step=int(weights.steps[0]),
         sites=("optimizer",),
         evidence=(

@@ -30,6 +30,7 @@ from sonde.records import Evidence, Severity
 SAME_TARGET_STEPS = Threshold(20, "persistence: steps in which all targets are one number; a sorted class takes fewer")
 _REGRESSIONS = ("huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss")
 _BINARY = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
+_CLASSES = ("cross_entropy", "nll_loss")
 # What layers and activations return. A loss of anything else, such as a residual, may have a constant target.
 _LAYERS = ("", "addmm", "convolution", "mm", "relu", "sigmoid", "softplus", "tanh")
 
@@ -45,14 +46,14 @@ _LAYERS = ("", "addmm", "convolution", "mm", "relu", "sigmoid", "softplus", "tan
 )
 def constant_target(case: Case) -> Found | None:
     """All targets are the same number, in every batch of the run."""
-    losses = [loss for loss in seen_losses(case, *_REGRESSIONS, *_BINARY) if loss.target is not None]
+    losses = [loss for loss in seen_losses(case, *_REGRESSIONS, *_BINARY, *_CLASSES) if loss.target is not None]
     known = case.facts.losses
     # In adversarial training each side has its own targets. Of several losses, one may pull towards zero.
     if len(losses) != 1 or len(known) != 1 or len(case.facts.optimizers) > 1 or known[0].made_by not in _LAYERS:
         return None
     target = losses[0].target
     # Sorted samples have equal targets for a while.
-    if target is None or (losses[0].kind in _BINARY and not case.final) or not _is_constant(target):
+    if target is None or (losses[0].kind not in _REGRESSIONS and not case.final) or not _is_constant(target):
         return None
     number = float(target.rows[-1, schema.MAX])
     return Found(

@@ -12,7 +12,7 @@ from typing import Final
 from sonde.core import signals
 from sonde.core.tape import Mark, Op, number
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Found, Threshold, above, fact, few, on_tape
+from sonde.diagnosis.rule import Found, Threshold, above, fact, few, on_first_tape, on_tape
 from sonde.diagnosis.tape.axes import Cut, reduced
 from sonde.diagnosis.tape.contracts import arguments
 from sonde.diagnosis.tape.numbers import Numbers
@@ -494,6 +494,52 @@ def _reduced_by(reading: TapeReading, op: Op) -> set[int]:
 
 def _both(op: Op) -> list[int]:
     return [value for _, value in op.inputs()]
+
+
+ROUNDING: Final = 1e-6
+OUTWEIGHS = Threshold(3.0, "a penalty on weights over the other terms of the loss: usual ones are far below 1")
+
+
+@on_first_tape
+def outweighing_penalty(reading: TapeReading) -> Found | None:
+    """Find terms of the loss that are made of weights alone and are larger than all that is made of data together."""
+    return next((found for root in reading.roots if (found := _outweighs(reading, root)) is not None), None)
+
+
+def _outweighs(reading: TapeReading, root: int) -> Found | None:
+    terms = [term for term in reading.terms_of(root) if reading.tape.values[term.value].requires_grad]
+    penalties = [term for term in terms if _is_of_weights(reading, term)]
+    total = _size(reading, Term(root, 1))
+    penalty = sum(term.sign * _size(reading, term) for term in penalties)
+    rest = abs(total - penalty)
+    if len(penalties) == len(terms) or not rest > ROUNDING * penalty or not penalty >= OUTWEIGHS * rest:
+        return None
+    return Found(
+        sites=(signals.LOSS, "optimizer"),
+        evidence=(
+            above("penalty over the other terms of the loss", penalty / rest, OUTWEIGHS),
+            fact("the penalty in this step", penalty),
+            fact("the other terms", rest),
+        ),
+        cause=f"Most of what is minimised is a penalty on weights{reading.where(reading.origin(penalties[0].value))}: "
+        f"it is {penalty / rest:.0f} times as large as the rest of the loss, so that training makes weights small "
+        "instead.",
+        fix="Divide the factor of the penalty by 100 or more; 1e-4 is usual.",
+    )
+
+
+def _size(reading: TapeReading, term: Term) -> float:
+    """Return the number that a term adds; NaN if it cannot be computed of what the tape holds."""
+    content = reading.numbers.of(term.value)
+    return float("nan") if content is None or content.size != 1 else float(content.max()) * term.factor
+
+
+def _is_of_weights(reading: TapeReading, term: Term) -> bool:
+    """Return whether a term depends on parameters alone: on no input, target, random number or state."""
+    within = [reading.tape.values[each] for each in reading.tape.ancestors(term.value)]
+    return {each.role for each in within if each.is_given} <= {"parameter", "constant"} and term.value not in {
+        value.id for value in within if value.is_given
+    }
 
 
 @on_tape
