@@ -182,14 +182,15 @@ class Monitor:
     def _can_afford(self, share: float | None = None) -> bool:
         """Return whether another look stays within a share of the time so far."""
         share = self._share if share is None or self._share is None else share
-        return share is None or self.seconds + self._expected() <= share * self._passed()
-
-    def _expected(self) -> float:
-        """Return how long the next look is taken to last. One that has to read tapes lasts several times as long."""
+        if share is None:
+            return True
         usual = self._last_look
         if usual is None:
             usual = _USUAL_LOOK_S + _USUAL_LOOK_AT_SITE_S * self._case.num_sites
-        return usual + (self._taped_byte * self._tapes.unread_bytes() if self._tapes is not None else 0.0)
+        left = share * self._passed() - self.seconds - usual
+        if left < 0 or self._tapes is None:
+            return left >= 0  # asked at every step: the folder of the tapes is not listed for a no
+        return self._taped_byte * self._tapes.unread_bytes() <= left  # reading tapes takes several times as long
 
     def _look(self) -> None:
         self._looked = self._case.step

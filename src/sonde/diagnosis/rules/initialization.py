@@ -116,6 +116,8 @@ def _gains(case: Case) -> dict[str, float]:
     """Return the factor by which each initial weight multiplies the spread of its inputs."""
     weights = first_weights(case)
     shapes = {site.name: site.shape for site in case.sites("parameter")}
+    if not weights.sizes.size:
+        return {}
     known = np.isfinite(weights.sizes)
     first = weights.sizes[known.argmax(axis=0), np.arange(len(weights.names))]
     any_known = np.atleast_1d(known.any(axis=0))
