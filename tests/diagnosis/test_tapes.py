@@ -324,6 +324,15 @@ def loss_and(term):
     return lambda model, x, y: F.cross_entropy(model(x), y) + 0.1 * term(model(x))
 
 
+def distances(model, x, y):
+    squares, out = model(x).square(), model(x)
+    apart = squares.sum(1, keepdim=True) + squares.sum(1) - 2 * out @ out.T
+    return ((-apart.clamp_min(0)).exp() * (y[:, None] != y[None, :])).mean()
+
+
+AS_MANY_CLASSES = nn.Sequential(nn.Embedding(WORDS, 16), nn.Linear(16, TIME))
+"""A model of sequences whose number of classes is that of their positions."""
+
 ILL = {
     "softmax before cross entropy": ("double_softmax", mlp(nn.Softmax(1)), (ROWS, LABELS), cross_entropy),
     "sigmoid before cross entropy": ("double_softmax", mlp(nn.Sigmoid()), (ROWS, LABELS), cross_entropy),
@@ -347,6 +356,7 @@ ILL = {
         lambda model, x, y: F.nll_loss(model(x), y),
     ),
     "softmax over the batch": ("wrong_dim_softmax", mlp(), (ROWS, LABELS), nll(0)),
+    "positions for classes": ("wrong_dim_softmax", AS_MANY_CLASSES, (TOKENS, TOKENS % TIME), cross_entropy),
     "gate over the batch": ("wrong_dim_softmax", mlp(nn.Softmax(0), nn.Linear(3, 3)), (ROWS, LABELS), cross_entropy),
     "column and row": ("broadcast_loss", mlp(outputs=1), (ROWS, ROWS.sum(1)), squares),
     "minus": ("loss_sign_flipped", mlp(), (ROWS, LABELS), lambda *given: -0.5 * cross_entropy(*given)),
@@ -399,6 +409,12 @@ HEALTHY = {
     "softmax inside, logits at the end": (mlp(), (ROWS, LABELS), with_attention_weights),
     "samples against each other": (mlp(), (ROWS, LABELS), contrastive),
     "two columns": (mlp(outputs=1), (ROWS, ROWS.sum(1, keepdim=True)), squares),
+    "classes in their place": (
+        AS_MANY_CLASSES,
+        (TOKENS, TOKENS % TIME),
+        lambda model, x, y: F.cross_entropy(model(x).transpose(1, 2), y),
+    ),
+    "squared distances of all pairs": (mlp(), (ROWS, LABELS), distances),
     "all pairs on purpose": (mlp(outputs=1), (ROWS, ROWS.sum(1)), pairs),
     "sum over features, mean over samples": (
         mlp(),
@@ -2009,6 +2025,24 @@ TAGS = TOKENS % CLASSES
 
 def tagged(order):
     return lambda model, x, y: F.cross_entropy(order(model(x)).reshape(-1, CLASSES), y.reshape(-1))
+
+
+def drawn_states(table: torch.Tensor, order):
+    """Draw states without a loader, and make a target of the value of the next ones."""
+
+    def loss_of(model, x, y):
+        states = torch.randint(len(table), (12,))
+        reward, following = (states == 3).float(), (states + 1) % len(table)
+        target = (reward + 0.9 * order(model(table[following]))).detach()
+        return F.mse_loss(model(table[states]).squeeze(1).expand_as(target), target)
+
+    return loss_of
+
+
+@pytest.mark.parametrize(("order", "ill"), [(lambda value: value, True), (lambda value: value.squeeze(1), False)])
+def test_a_column_of_values_and_a_row_of_rewards_of_the_same_states_are_broadcast(tmp_path, order, ill):
+    case = taped(tmp_path / "run", mlp(outputs=1), (ROWS, LABELS), drawn_states(ROWS, order), lambda _: [(0, 0)] * 4)
+    assert (found("broadcast_loss", case) is not None) is ill
 
 
 def of_columns(model, x, y):

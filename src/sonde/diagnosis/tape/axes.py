@@ -51,6 +51,8 @@ class Axes:
     """Whether the axis is known to be another than that of samples."""
     data: list[bool] = field(default_factory=list)
     """Whether the axis is one of data, not of weights."""
+    features: list[bool] = field(default_factory=list)
+    """Whether the axis is that of the units of a layer."""
     samples: set[int] = field(default_factory=set)
     pieces: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     whole: dict[int, tuple[int, bool]] = field(default_factory=dict)
@@ -59,6 +61,7 @@ class Axes:
     def new(self, size: int, *, known: bool = False, data: bool = False) -> int:
         """Return a fresh axis."""
         self.data.append(data)
+        self.features.append(False)
         self.parents.append(len(self.parents))
         self.sizes.append(size)
         self.known.append(known)
@@ -154,7 +157,24 @@ class Axes:
         self.parents[drop] = keep
         self.known[keep] = self.known[keep] or self.known[drop]
         self.data[keep] = self.data[keep] or self.data[drop]
+        self.features[keep] = self.features[keep] or self.features[drop]
         return True
+
+    def mark_features(self, dim: Dim) -> Dim:
+        """Note that a dimension runs over the units of a layer, and return it."""
+        if len(dim) == 1:
+            self.features[self.find(dim[0])] = True
+        return dim
+
+    def is_of_data(self, dim: Dim) -> bool:
+        """Return whether a dimension runs over one axis of data, which is not matched with the units of a layer."""
+        axis = self.find(dim[0]) if len(dim) == 1 else None
+        return axis is not None and self.data[axis] and not self.features[axis]
+
+    def is_of_units(self, dim: Dim) -> bool:
+        """Return whether a dimension runs over the units of a layer, which are not matched with an axis of data."""
+        axis = self.find(dim[0]) if len(dim) == 1 else None
+        return axis is not None and self.features[axis] and not self.data[axis]
 
 
 _SAME: Final = frozenset(
@@ -214,6 +234,8 @@ class Labels:
         self._tokens: list[int] = []
         self.indexed: list[tuple[int, int]] = []
         """Operations that match samples with rows of a longer table of the model: the operation, and the table."""
+        self.crossed: list[tuple[int, int]] = []
+        """Losses whose classes are positions of the data, with a dimension of their rows that holds units of a layer."""
         self._start()
 
     # ------------------------------------------------------------------ data
@@ -506,7 +528,14 @@ class Labels:
         if len(one) == 3:
             self.match(op, one[0], two[0], a.shape[0])
             return (one[0] or two[0], one[1], two[2])
-        return (one[0], two[1])
+        return (one[0], self.axes.mark_features(two[1]) if self._is_weight(op, right) else two[1])
+
+    def _is_weight(self, op: Op, name: str) -> bool:
+        """Return whether an operand is a parameter, or a transposed one."""
+        value = op.input(name)
+        maker = None if value is None else self.tape.producer(value)
+        source = maker.input("self") if maker is not None and maker.kind in ("t", "transpose") else value
+        return source is not None and self.tape.values[source].role == "parameter"
 
     def _vector_product(self, op: Op) -> Label:
         if op.kind == "dot":
@@ -519,7 +548,7 @@ class Labels:
     def _linear(self, op: Op) -> Label:
         one, _ = self._given(op, "input")
         two, _ = self._given(op, "weight")
-        return (*one[:-1], two[0])
+        return (*one[:-1], self.axes.mark_features(two[0]) if self._is_weight(op, "weight") else two[0])
 
     def _convolution(self, op: Op) -> Label:
         one, value = self._given(op, "input")
@@ -528,7 +557,7 @@ class Labels:
             dim if size == now else self.axes.dim(now)
             for dim, size, now in zip(one[2:], value.shape[2:], shape[2:], strict=True)
         )
-        return (one[0], self.axes.dim(shape[1]), *spatial)
+        return (one[0], self.axes.mark_features(self.axes.dim(shape[1])), *spatial)
 
     def _recurrent(self, op: Op) -> Label:
         """Carry samples through a fused recurrent layer; features and states are new."""
@@ -606,6 +635,8 @@ class Labels:
         target, _ = self._given(op, "target")
         rows = label[:1] + label[2:] if len(label) > 1 else ()
         sizes = value.shape[:1] + value.shape[2:]
+        if len(label) > 2 and self.axes.is_of_data(label[1]) and not self.axes.has_samples(label[1]):
+            self.crossed += [(op.index, at) for at in range(2, len(label)) if self.axes.is_of_units(label[at])]
         self.positions[op.index] = {each for each in self._tokens if self._flat(self.get(each)) == self._flat(rows)}
         for one, two, size in zip(rows, target, sizes, strict=False):
             self.match(op, one, two, size)

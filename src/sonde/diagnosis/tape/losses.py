@@ -24,7 +24,33 @@ _PAIRWISE: Final = frozenset({"sub", "add", "mul", "div", "rsub", "pow", "maximu
 @on_tape
 def wrong_axis(reading: TapeReading) -> Found | None:
     """Find a softmax that runs over the samples, or over another axis than the classes of its loss."""
-    return _not_over_classes(reading) or _over_two_axes(reading) or _over_samples(reading) or _over_one(reading)
+    return (
+        _not_over_classes(reading)
+        or _over_two_axes(reading)
+        or _over_samples(reading)
+        or _over_one(reading)
+        or _over_positions(reading)
+    )
+
+
+def _over_positions(reading: TapeReading) -> Found | None:
+    """Find a loss that takes positions of the data for classes, and units of the last layer for positions."""
+    for index, at in reading.labels.crossed:
+        op = reading.tape.ops[index]
+        value = op.input("self")
+        shape = () if value is None else reading.tape.values[value].shape
+        if value is not None and value in reading.learning:
+            return Found(
+                sites=(signals.LOSS, "(loop)"),
+                evidence=(fact("positions taken for classes", shape[1]), fact("units taken for positions", shape[at])),
+                cause=f"The loss takes the positions of its input for classes, and the units of the last layer for "
+                f"positions{reading.where(op)}: the classes belong into dimension 1.",
+                fix="Write logits.transpose(1, 2) or permute; view and reshape keep the order of numbers. "
+                "Or flatten: cross_entropy(logits.flatten(0, 1), target.flatten()).",
+                refute="Multiply the logits of one position by 2: if the loss of other positions changes, this finding "
+                "is right.",
+            )
+    return None
 
 
 def _over_one(reading: TapeReading) -> Found | None:
@@ -282,7 +308,8 @@ def _column_meets_row(reading: TapeReading) -> Found | None:
         if len(row) != 1 or len(column) != 2 or column != (row[0], 1) or row[0] < 2:
             continue
         is_meant = any(_is_unsqueezed(reading, value) for value in pair) or _is_only_added(reading, op)
-        if not is_meant and all(reading.has_samples(each) and _is_learnt_or_data(reading, each) for each in pair):
+        is_meant = is_meant or _meets_products(reading, op)
+        if not is_meant and (_are_same_rows(reading, *pair) or all(_is_of_samples(reading, each) for each in pair)):
             return Found(
                 step=tape.step,
                 sites=(signals.LOSS,),
@@ -298,6 +325,15 @@ def _column_meets_row(reading: TapeReading) -> Found | None:
 _ADDING: Final = frozenset({"add", "sub", "neg", "mean", "sum", *RESHAPING})
 
 
+def _meets_products(reading: TapeReading, op: Op) -> bool:
+    """Return whether all pairs are added to the products of all pairs, as in |a|^2 + |b|^2 - 2 ab."""
+    sums = reading.tape.descendants(op.outs, through=lambda use: use.kind.removesuffix("_") in ("add", "sub"))
+    uses = (use for value in sums for use in reading.tape.consumers(value))
+    met = {value for use in uses for value in (reading.pair(use) or ()) if value not in sums}
+    makers = (reading.makers((value,), lambda made: made.kind.removesuffix("_") in ("mul", "div")) for value in met)
+    return any(maker.kind in ("mm", "bmm", "matmul") for made in makers for maker in made)
+
+
 def _is_only_added(reading: TapeReading, op: Op) -> bool:
     """Return whether all pairs are added and nothing but added further: their mean is the sum of both means."""
 
@@ -308,6 +344,16 @@ def _is_only_added(reading: TapeReading, op: Op) -> bool:
     after = reading.tape.descendants(op.outs, through=is_linear) if is_linear(op) else set()
     uses = (use for value in after for use in reading.tape.consumers(value) if use.phase == "forward")
     return bool(after) and all(map(is_linear, uses))
+
+
+def _are_same_rows(reading: TapeReading, row: int, column: int) -> bool:
+    """Return whether both run over one axis of data, which at least one model's output has a number for each of."""
+    one, other = reading.dim(row, 0), reading.dim(column, 0)
+    return bool(one) and one == other and not reading.learnt.isdisjoint((row, column))
+
+
+def _is_of_samples(reading: TapeReading, value: int) -> bool:
+    return reading.has_samples(value) and _is_learnt_or_data(reading, value)
 
 
 def _is_learnt_or_data(reading: TapeReading, value: int) -> bool:
