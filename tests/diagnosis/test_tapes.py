@@ -330,6 +330,15 @@ def distances(model, x, y):
     return ((-apart.clamp_min(0)).exp() * (y[:, None] != y[None, :])).mean()
 
 
+def mixture(dim):
+    def loss_of(model, x, y):
+        shares, mean, spread = model(x).chunk(3, 1)
+        likelihood = torch.distributions.Normal(mean, spread.exp()).log_prob(y[:, None].float())
+        return -(shares.log_softmax(dim) + likelihood).logsumexp(1).mean()
+
+    return loss_of
+
+
 AS_MANY_CLASSES = nn.Sequential(nn.Embedding(WORDS, 16), nn.Linear(16, TIME))
 """A model of sequences whose number of classes is that of their positions."""
 
@@ -356,6 +365,7 @@ ILL = {
         lambda model, x, y: F.nll_loss(model(x), y),
     ),
     "softmax over the batch": ("wrong_dim_softmax", mlp(), (ROWS, LABELS), nll(0)),
+    "shares of a mixture over the batch": ("wrong_dim_softmax", mlp(outputs=9), (ROWS, LABELS), mixture(0)),
     "positions for classes": ("wrong_dim_softmax", AS_MANY_CLASSES, (TOKENS, TOKENS % TIME), cross_entropy),
     "gate over the batch": ("wrong_dim_softmax", mlp(nn.Softmax(0), nn.Linear(3, 3)), (ROWS, LABELS), cross_entropy),
     "column and row": ("broadcast_loss", mlp(outputs=1), (ROWS, ROWS.sum(1)), squares),
@@ -414,6 +424,7 @@ HEALTHY = {
         (TOKENS, TOKENS % TIME),
         lambda model, x, y: F.cross_entropy(model(x).transpose(1, 2), y),
     ),
+    "shares of a mixture": (mlp(outputs=9), (ROWS, LABELS), mixture(1)),
     "squared distances of all pairs": (mlp(), (ROWS, LABELS), distances),
     "all pairs on purpose": (mlp(outputs=1), (ROWS, ROWS.sum(1)), pairs),
     "sum over features, mean over samples": (
@@ -2043,6 +2054,30 @@ def drawn_states(table: torch.Tensor, order):
 def test_a_column_of_values_and_a_row_of_rewards_of_the_same_states_are_broadcast(tmp_path, order, ill):
     case = taped(tmp_path / "run", mlp(outputs=1), (ROWS, LABELS), drawn_states(ROWS, order), lambda _: [(0, 0)] * 4)
     assert (found("broadcast_loss", case) is not None) is ill
+
+
+@pytest.mark.parametrize(("sign", "ill"), [(1, True), (-1, False)])
+def test_a_generator_that_steps_seldom_is_taped_and_must_raise_what_its_critic_lowers(tmp_path, sign, ill):
+    nets = {"generator": mlp(inputs=4, outputs=FEATURES), "critic": mlp(outputs=1)}
+    opts = {name: torch.optim.Adam(net.parameters(), 1e-3, betas=(0.5, 0.9)) for name, net in nets.items()}
+    with sonde.watch(nets, list(opts.values()), run=tmp_path / "run"):
+        for number in range(25):
+            opts["critic"].zero_grad()
+            made, data = nets["generator"](torch.randn(8, 4)).detach(), torch.randn(8, FEATURES)
+            mixed = (made + torch.rand(8, 1) * (data - made)).requires_grad_()
+            (slope,) = torch.autograd.grad(nets["critic"](mixed).sum(), mixed, create_graph=True)
+            penalty = 10 * (slope.norm(dim=1) - 1).square().mean()
+            (nets["critic"](made).mean() - nets["critic"](data).mean() + penalty).backward()
+            opts["critic"].step()
+            if number % 5 == 4:
+                opts["generator"].zero_grad()
+                (sign * nets["critic"](nets["generator"](torch.randn(8, 4))).mean()).backward()
+                opts["generator"].step()
+    run, case = sonde.open_run(tmp_path / "run"), Case()
+    assert "turn" in {run.tape(step).reason for step in run.tapes()}
+    for folder in tapes.folders(tmp_path / "run").values():
+        case.take_tape(tapes.read(folder))
+    assert (found("loss_sign_flipped", case) is not None) is ill
 
 
 def of_columns(model, x, y):

@@ -53,7 +53,7 @@ Role = Literal[
     "optimizer_state",
 ]
 Phase = Literal["forward", "backward", "optimizer", "between"]
-Reason = Literal["early", "suspected", "asked"]
+Reason = Literal["early", "suspected", "turn", "asked"]
 MarkKind = Literal[
     "module_enter",
     "module_exit",

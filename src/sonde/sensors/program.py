@@ -662,21 +662,29 @@ class ProgramCalls(Sensor):
     # ------------------------------------------------------------------ averages and parameters
 
     def _averaged_called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note an evaluation of averaged weights, and whether batch norms have the statistics of the model itself."""
+        """Note an evaluation of averaged weights: how many averages they are of, and whose batch norm statistics.
+
+        The model's own statistics do not belong to averaged weights.
+        """
         average = args[0]
-        by_formula = any(getattr(average, name, None) is not None for name in ("avg_fn", "multi_avg_fn"))
-        if average.training or by_formula or average.use_buffers or self._averaged_calls >= _COMPARED:
+        if average.training or not self.context.steps:
+            return
+        entry = self._note("averaged.call", "")
+        if average.n_averaged._version:  # it counts in place
+            self._set(entry, filled=True)
+        if self._averaged_calls >= _COMPARED:
             return
         self._averaged_calls += 1  # comparing may wait for a device, so only the first few evaluations are looked at
-        if not int(average.n_averaged):
-            return
+        self._set(entry, filled=bool(average.n_averaged))
+        by_formula = any(getattr(average, name, None) is not None for name in ("avg_fn", "multi_avg_fn"))
         norms = _statistics(average)
+        if by_formula or average.use_buffers or not norms or not entry.data["filled"]:
+            return
         own = [_statistics(model) for model in self.context.watched.models.values()]
         copied = any(
             len(each) == len(norms) and all(torch.equal(a, b) for a, b in zip(each, norms, strict=True)) for each in own
         )
-        if norms:
-            self._note("averaged.call", "", norms=len(norms), copied=copied)
+        self._set(entry, norms=len(norms), copied=copied)
 
     def _put_into_evaluation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if id(args[0]) in self._models:

@@ -661,6 +661,20 @@ def test_averaged_weights_with_the_statistics_of_others(tmp_path, ill):
 
 
 @pytest.mark.parametrize("ill", [True, False])
+def test_averaged_weights_that_nothing_was_averaged_into(tmp_path, ill):
+    model, optimizer = made()
+    average = AveragedModel(model)
+    with watched(tmp_path, model, optimizer) as session:
+        for number in range(12):
+            step(model, optimizer, session)
+            with torch.no_grad():
+                average.eval()(X)  # before the averages begin, too
+            if number == 10 and not ill:
+                average.update_parameters(model)
+    assert (found(session, "ema_not_updated") is not None) is ill
+
+
+@pytest.mark.parametrize("ill", [True, False])
 def test_a_layer_that_is_replaced_in_the_course_of_training(tmp_path, ill):
     model, optimizer = made()
     with watched(tmp_path, model, optimizer) as session:

@@ -40,7 +40,7 @@ def ema_not_updated(case: Case) -> Found | None:
 
     A copy that is not written to is intended, such as a fixed teacher.
     """
-    if (found := _loads_itself(case) or _follows_wrongly(case)) is not None:
+    if (found := _loads_itself(case) or _follows_wrongly(case) or _averaged_none(case)) is not None:
         return found
     if (taped := discarded_average(case) or swapped_average(case) or stale_buffers(case)) is not None:
         return taped
@@ -69,6 +69,22 @@ def ema_not_updated(case: Case) -> Found | None:
         )
         + ", while the weights that are averaged do: the average has a decay of 1.",
     )
+
+
+def _averaged_none(case: Case) -> Found | None:
+    """Find averaged weights that are evaluated and into which nothing was ever averaged."""
+    for call in case.facts.calls("averaged.call") if case.final else ():
+        if call.data.get("filled") is False:
+            return Found(
+                step=call.steps[-1],
+                sites=("(validation)", "(loop)"),
+                evidence=(fact("weights that were averaged", 0),),
+                cause=f"Averaged weights are evaluated{call.place}, but update_parameters was never called on them: "
+                "they are still the weights of the start.",
+                fix="Call averaged.update_parameters(model) after optimizer.step().",
+                refute="Print averaged.n_averaged: if it is not 0, this finding is wrong.",
+            )
+    return None
 
 
 def _loads_itself(case: Case) -> Found | None:

@@ -235,7 +235,7 @@ class Labels:
         self.indexed: list[tuple[int, int]] = []
         """Operations that match samples with rows of a longer table of the model: the operation, and the table."""
         self.crossed: list[tuple[int, int]] = []
-        """Losses whose classes are positions of the data, with a dimension of their rows that holds units of a layer."""
+        """Losses whose classes are positions of the data, and the dimension in which they have units of a layer."""
         self._start()
 
     # ------------------------------------------------------------------ data

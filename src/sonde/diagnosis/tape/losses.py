@@ -185,7 +185,7 @@ def _over_samples(reading: TapeReading) -> Found | None:
         others = [dim for place, dim in enumerate(label) if place != over]
         if not (len(label) > 1 and axes.has_samples(label[over])) or any(map(axes.has_samples, others)):
             continue
-        if _is_judged_by_sample(reading, op.outs[0]):
+        if _is_judged_by_sample(reading, op.outs[0]) or _is_mixed_by_sample(reading, op.outs[0], over):
             return _crossed(reading, op, "that dimension holds the samples of the batch, which compete now")
     return None
 
@@ -197,6 +197,14 @@ def _is_judged_by_sample(reading: TapeReading, value: int) -> bool:
         loss.value in after and any(map(reading.labels.axes.has_samples, reading.labels.get(loss.value)))
         for loss in reading.losses
     )
+
+
+def _is_mixed_by_sample(reading: TapeReading, value: int, over: int) -> bool:
+    """Return whether logarithms of probabilities are added up to those of a mixture for each sample."""
+    shape = reading.tape.values[value].shape
+    alike = reading.tape.descendants([value], through=functools.partial(_keeps_shape, reading, shape))
+    uses = (use for each in alike for use in reading.tape.consumers(each) if use.kind == "logsumexp")
+    return any(over not in reduced(use, len(shape)) for use in uses)
 
 
 def _crossed(reading: TapeReading, op: Op, why: str) -> Found:

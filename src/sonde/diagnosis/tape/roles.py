@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -418,23 +419,26 @@ def _made_of(reading: TapeReading, value: int) -> set[str]:
 
 
 def _pull(reading: TapeReading, call: Call) -> int | None:
-    """Return whether the loss of a call falls with its scores (1), or rises (-1); 0 if neither, None if unknown."""
+    """Return whether the loss of a call falls with its scores (1), or rises (-1); 0 if neither, None if unknown.
+
+    Terms that the scores are no part of do not count: a penalty on gradients cannot be computed again.
+    """
     (score,) = call.outs.values()
-    roots = list(dict.fromkeys(reading.tape.loss_values()))
-    learns = reading.tape.is_differentiable
-    roots = [root for root in roots if score in reading.tape.ancestors(root, through=learns)]
+    within = functools.partial(reading.tape.ancestors, through=reading.tape.is_differentiable)
+    roots = [root for root in dict.fromkeys(reading.tape.loss_values()) if score in within(root)]
     content = reading.tape.tensor(score)
     if len(roots) != 1 or content is None:
         return None
+    terms = [term for term in reading.terms_of(roots[0]) if score in within(term.value)]
     base = np.asarray(content, dtype=np.float64)
     found: list[float] = []
     for shift in (-0.1, 0.0, 0.1):
-        loss = TapedNumbers(reading.tape, {score: base + shift * (float(base.std()) + 1e-2)}).of(roots[0])
-        if loss is None or loss.size != 1 or not np.isfinite(loss).all():
+        moved = TapedNumbers(reading.tape, {score: base + shift * (float(base.std()) + 1e-2)})
+        numbers = [(term, moved.of(term.value)) for term in terms]
+        if any(each is None or each.size != 1 or not np.isfinite(each).all() for _, each in numbers):
             return None
-        found.append(float(loss.reshape(())))
-    falls = 1 if found[0] > found[1] > found[2] else -1 if found[0] < found[1] < found[2] else 0
-    return falls * reading.direction(roots[0])
+        found.append(sum(term.sign * term.factor * float(each.sum()) for term, each in numbers if each is not None))
+    return 1 if found[0] > found[1] > found[2] else -1 if found[0] < found[1] < found[2] else 0
 
 
 # --------------------------------------------------------------------------------

@@ -46,6 +46,8 @@ EARLY: Final = (2, 3, 20)
 The second and third follow each other, which shows what is carried over from step to step."""
 MAX_SUSPECTED: Final = 2
 """Rounds that are taped because a finding has come up."""
+MAX_TURNS: Final = 2
+"""Rounds that are taped because an optimizer steps in them that has not stepped on a tape."""
 MAX_ASKED: Final = 32
 SECONDS_PER_MODULE: Final = 0.0012
 """What a tape is taken to cost before the first one: about ten operations a module, 120 us each on a slow host."""
@@ -115,7 +117,13 @@ class TapeRecorder:
         self._watched: Watched | None = watched
         self._max_bytes = max_bytes
         self._asked: Reason | None = None
-        self._left: Counter[Reason] = Counter({"early": len(EARLY), "suspected": MAX_SUSPECTED, "asked": MAX_ASKED})
+        self._left: Counter[Reason] = Counter(
+            {"early": len(EARLY), "suspected": MAX_SUSPECTED, "turn": MAX_TURNS, "asked": MAX_ASKED}
+        )
+        self._stepped: set[int] = set()
+        """The optimizers that stepped in the present round."""
+        self._turns: dict[int, tuple[int, int] | None] = {}
+        """By optimizer: the last two rounds in which it stepped, the first perhaps 0; None once it was on a tape."""
         self._suspected: set[str] = set()
         self._earlier = Earlier()
         self._taping: _Taping | None = None
@@ -137,6 +145,7 @@ class TapeRecorder:
         return self._taping is not None
 
     def _before_step(self, *args: Any) -> None:
+        self._stepped.add(id(args[0]))
         if self._taping is not None:
             self._taping.enter_optimizer(*args)
 
@@ -152,12 +161,23 @@ class TapeRecorder:
 
     def _end_round(self, number: int, step: int) -> None:
         """Handle the end of a round of the loop: end its tape, and begin one of the next if it is due."""
+        self._note_turns(number)
         if self._taping is not None:
             self._end(step)
         reason = self._due(number + 1)
         if reason is not None and not is_capturing():
             self._left[reason] -= 1
             self._begin(reason)
+
+    def _note_turns(self, number: int) -> None:
+        stepped, self._stepped = self._stepped, set()
+        for each in stepped:
+            last = self._turns.get(each, (0, 0))
+            self._turns[each] = None if self._taping is not None or last is None else (last[1], number)
+
+    def _is_turn(self, number: int) -> bool:
+        """Return whether an optimizer that is on no tape steps in a round, if it keeps to its rhythm."""
+        return any(turns is not None and 0 < turns[0] == 2 * turns[1] - number for turns in self._turns.values())
 
     def _due(self, number: int) -> Reason | None:
         """Return why a round is taped, if it is. What cannot be afforded now waits; what the user asks for does not."""
@@ -167,6 +187,8 @@ class TapeRecorder:
         reason = self._asked
         if reason is None and self._left["early"] > 0 and number >= EARLY[-self._left["early"]]:
             reason = "early"
+        if reason is None and self._is_turn(number):
+            reason = "turn"
         if reason is None or self._left[reason] <= 0:
             self._asked = None
             return None

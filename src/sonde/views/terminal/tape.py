@@ -19,7 +19,12 @@ _MOST_ALIKE: Final = 24
 """Operations in a row, outside folded modules, that are shown one by one."""
 _MOST_ROWS: Final = 10_000
 _MOST_OF_A_FUNCTION: Final = 2
-_REASONS: Final = {"early": "one of the first steps", "suspected": "something was found", "asked": "asked for"}
+_REASONS: Final = {
+    "early": "one of the first steps",
+    "suspected": "something was found",
+    "turn": "an optimizer had its turn",
+    "asked": "asked for",
+}
 
 
 def print_tape(tape: Tape, console: Console, *, ops: bool = False) -> None:
