@@ -248,16 +248,26 @@ class Copies:
 
     def look(self, step: int, scopes: Iterable[Mapping[str, Any]], owners: Mapping[int, tuple[str, int]]) -> None:
         """Keep some values of every copy; `owners` holds the optimizers of parameters by id. Waits for no device."""
-        sets = [each for each in tensor_sets(scopes) if each.tensors and _are_plain(each.tensors.values())]
+        sets = [each for each in tensor_sets(scopes) if each.tensors]
+        holders = [
+            next((owners[key][0] for key in map(id, each.tensors.values()) if key in owners), "") for each in sets
+        ]
+        # One that an optimizer holds learns, unless it is named as a copy. Most programs have nothing else.
+        copies = [
+            (each, holder)
+            for each, holder in zip(sets, holders, strict=True)
+            if (not holder or is_follower(each.path)) and _are_plain(each.tensors.values())
+        ]
+        if not copies:
+            return
         trained: dict[Hashable, list[TensorSet]] = {}
-        for each in sets:
-            if each.is_module and any(id(tensor) in owners for tensor in each.tensors.values()):
+        for each, holder in zip(sets, holders, strict=True):
+            if each.is_module and holder and _are_plain(each.tensors.values()):
                 trained.setdefault(each.form(), []).append(each)
         wholes = [one for some in trained.values() for one in some if "." not in one.path][:_MAX_WHOLES]
-        for each in sets:
-            holder = next((owners[id(tensor)][0] for tensor in each.tensors.values() if id(tensor) in owners), "")
-            if (holder and not is_follower(each.path)) or any(each.path.startswith(f"{path}.") for path in self.found):
-                continue  # one that learns, or a part of a copy
+        for each, holder in copies:
+            if any(each.path.startswith(f"{path}.") for path in self.found):
+                continue  # a part of a copy
             modules = trained.get(each.form(), []) if each.is_module else wholes
             pairs = [(own, like) for own in modules if own is not each and (like := each.like(own))]
             pairs = [(own, like) for own, like in pairs if _are_others(like, own.tensors.values())]
