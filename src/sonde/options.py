@@ -67,8 +67,8 @@ class RecordingOptions:
     budget: float | None = field(default_factory=_default_budget)
     """How much longer recording may make the training, as a share of its own time: beyond the first 24 steps Sonde
     measures what it costs and records less often where that is more, what only the diagnosis needs first, then outputs,
-    parameters and gradients last. None records everything always. The environment variable SONDE_BUDGET (a number, or
-    none) changes the default of 0.05."""
+    parameters and gradients last. None records all tensors in every step. The environment variable SONDE_BUDGET (a
+    number, or none) changes the default of 0.05."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,17 @@ from torch import nn
 
 import sonde
 from sonde.forensics.tape.recorder import TapeRecorder
-from sonde.record.governor import EVERYTHING, FULL_STEPS, LEVELS, NOTHING, OUTPUTS, PARAMETERS, Governor, Strides
+from sonde.record.governor import (
+    EVERYTHING,
+    FULL_STEPS,
+    LEVELS,
+    NOTHING,
+    OUTPUTS,
+    PARAMETERS,
+    SENSORS_ALWAYS,
+    Governor,
+    Strides,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -72,9 +82,12 @@ def test_other_programs_on_a_busy_machine_do_not_look_like_cost():
     assert disturbed.governor.strides == Machine(0.05, bare=0.1, cost=cost, rests=True).run(2000).governor.strides
 
 
-def test_without_a_budget_everything_is_recorded_whatever_it_costs():
-    machine = Machine(None, bare=0.001, cost=(0, 1, 2, 3)).run(200)
-    assert set(machine.levels) == {EVERYTHING}
+def test_without_a_budget_all_tensors_are_recorded_whatever_it_costs_and_sensors_run_in_one_step_of_eight():
+    machine = Machine(None, bare=0.001, cost=(0, 1, 2, 3)).run(2000)
+    assert set(machine.levels[:SENSORS_ALWAYS]) == {EVERYTHING}
+    assert set(machine.levels) == {EVERYTHING, OUTPUTS}
+    assert 2000 / 8 <= machine.levels[SENSORS_ALWAYS:].count(EVERYTHING) <= 2000 / 8 + 12
+    assert machine.levels[128] == EVERYTHING  # a milestone
 
 
 def test_short_steps_are_recorded_in_full_until_that_has_taken_a_second(monkeypatch):

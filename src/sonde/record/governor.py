@@ -43,6 +43,8 @@ FREE_S: Final = 1.0
 """A training whose steps are shorter than `SHORT_STEP_S` is recorded in full until recording has taken `FREE_S`, in the
 training thread and in the worker: trials on tiny models end before the budget matters, and their diagnosis needs every
 step. So the beginning of a run costs at most that much; the budget holds after it."""
+SENSORS_ALWAYS: Final = 64
+"""Steps in which sensors run where recording has no budget; after them they run in one of eight."""
 JUDGING: Final = 0.2
 """The part of the budget that is set aside for judging the run; the rest is for recording it."""
 UNLIMITED_JUDGING: Final = 0.02
@@ -158,6 +160,11 @@ def next_milestone(step: int) -> int:
     return between if max(step, 32) <= between else power
 
 
+def _level_without_budget(number: int) -> int:
+    """Return the level of a step where there is no budget: all tensors are recorded, sensors run in many steps."""
+    return EVERYTHING if number < SENSORS_ALWAYS or number == next_milestone(number) else _WITHOUT_BUDGET.level(number)
+
+
 def describe_stride(stride: int) -> str:
     """Return a stride in words.
 
@@ -214,6 +221,9 @@ def _usual(durations: Iterable[float]) -> float:
     return ordered[len(ordered) // 4]
 
 
+_WITHOUT_BUDGET: Final = Strides(extras=8)
+
+
 class _Account:
     """What the steps so far have earned and what looks at them have cost, in seconds."""
 
@@ -253,7 +263,7 @@ class Governor:
     """Chooses the level of every step so that the average cost stays within the budget.
 
     Args:
-        budget: The share of a step's own time that recording may add; None records everything always.
+        budget: The share of a step's own time that recording may add; None records all tensors in every step.
         own_seconds: Returns the time spent in Sonde so far in the training thread, which waits for it.
         worker_seconds: Returns the processor time that the worker thread needs for a step of a level, None if it has
             had none. It runs beside the training, but takes a processor and Python's lock.
@@ -331,7 +341,7 @@ class Governor:
     @property
     def level(self) -> int:
         """The level of the present step, if the schedule records it at all; it stays until the step has ended."""
-        return EVERYTHING if self.budget is None or self._forced else self._levels[0]
+        return EVERYTHING if self._forced else self._levels[0]
 
     @property
     def wants_duration(self) -> bool:
@@ -389,7 +399,7 @@ class Governor:
 
     def raise_alarm(self) -> None:
         """Record the present step and the next in full: something is wrong with it. Later alarms are ignored."""
-        if self.budget is not None and not self._is_free and self._alarms < _ALARMS:
+        if not self._is_free and self._alarms < _ALARMS:
             self._alarms += 1
             self._forced = 2
             self.skips = False
@@ -444,6 +454,8 @@ class Governor:
                     self._review()
             self._levels = (self._levels[1], self._following(next_due, is_affordable) if next_due[1] else NOTHING)
             self.skips = not (any(self._levels) or self._forced)
+        else:
+            self._levels = (self._levels[1], _level_without_budget(self._due_steps + next_due[0]))
 
     def _following(self, next_due: tuple[bool, bool], is_affordable: bool) -> int:
         """Return the level of the step after the next."""

@@ -40,7 +40,7 @@ class Plan:
     max_memory_bytes: int
     max_calls: int
     budget: float | None = None
-    """The share of a step's own time that recording may add; None records everything always."""
+    """The share of a step's own time that recording may add; None records all tensors in every step."""
     steps_by_hand: bool = False
     """Whether iterations end only at `session.step()`."""
     diagnose: bool = False

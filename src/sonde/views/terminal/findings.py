@@ -290,7 +290,7 @@ def _coverage(diagnosis: Diagnosis, *, everything: bool) -> Iterator[RenderableT
         longest = max(diagnosis.thinned.values())
         yield Text(
             f"{plural(len(diagnosis.thinned), 'rule')} judged fewer readings, down to one step in {longest}, "
-            "because recording kept within its budget (budget=None records everything).",
+            "because recording kept within its budget (budget=None records every step).",
             QUIET,
         )
     for kind in sorted(diagnosis.broken):
