@@ -330,6 +330,11 @@ def distances(model, x, y):
     return ((-apart.clamp_min(0)).exp() * (y[:, None] != y[None, :])).mean()
 
 
+def added_as(number):
+    """Add the mean square of the outputs to a loss: as it is, or as what a function makes of it."""
+    return lambda model, x, y: F.cross_entropy(out := model(x), y) + 0.25 * number((out**2).mean())
+
+
 def mixture(dim):
     def loss_of(model, x, y):
         shares, mean, spread = model(x).chunk(3, 1)
@@ -366,6 +371,13 @@ ILL = {
     ),
     "softmax over the batch": ("wrong_dim_softmax", mlp(), (ROWS, LABELS), nll(0)),
     "shares of a mixture over the batch": ("wrong_dim_softmax", mlp(outputs=9), (ROWS, LABELS), mixture(0)),
+    "softmax of one output": (
+        "single_class_output",
+        mlp(nn.Softmax(1), outputs=1),
+        (ROWS, (LABELS > 0).float()),
+        lambda model, x, y: F.binary_cross_entropy(model(x).squeeze(1), y),
+    ),
+    "term as a number": ("term_without_gradient", mlp(), (ROWS, LABELS), added_as(lambda term: term.item())),
     "positions for classes": ("wrong_dim_softmax", AS_MANY_CLASSES, (TOKENS, TOKENS % TIME), cross_entropy),
     "gate over the batch": ("wrong_dim_softmax", mlp(nn.Softmax(0), nn.Linear(3, 3)), (ROWS, LABELS), cross_entropy),
     "column and row": ("broadcast_loss", mlp(outputs=1), (ROWS, ROWS.sum(1)), squares),
@@ -424,6 +436,13 @@ HEALTHY = {
         (TOKENS, TOKENS % TIME),
         lambda model, x, y: F.cross_entropy(model(x).transpose(1, 2), y),
     ),
+    "sigmoid of one output": (
+        mlp(nn.Sigmoid(), outputs=1),
+        (ROWS, (LABELS > 0).float()),
+        lambda model, x, y: F.binary_cross_entropy(model(x).squeeze(1), y),
+    ),
+    "term with a gradient": (mlp(), (ROWS, LABELS), added_as(lambda term: (term.item(), term)[1])),
+    "number that is added, and no term": (mlp(), (ROWS, LABELS), added_as(lambda term: 0.1 if term.item() else 0.2)),
     "shares of a mixture": (mlp(outputs=9), (ROWS, LABELS), mixture(1)),
     "squared distances of all pairs": (mlp(), (ROWS, LABELS), distances),
     "all pairs on purpose": (mlp(outputs=1), (ROWS, ROWS.sum(1)), pairs),
@@ -1155,6 +1174,32 @@ def test_targets_of_a_causal_model_are_compared_with_its_inputs(shift, tmp_path)
             F.cross_entropy(scores.flatten(0, 1), tokens[:, shift:].flatten()).backward()
             optimizer.step()
     assert ("future_leak" in [finding.kind for finding in session.findings]) is (shift == 0)
+
+
+class Labelled(nn.Module):
+    """A language model that shifts the labels itself, as those of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(WORDS, 16), nn.Linear(16, WORDS)
+        self.block = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True)
+
+    def forward(self, tokens, labels, mask):
+        scores = self.out(self.block(self.words(tokens), src_mask=mask))
+        return F.cross_entropy(scores[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_model_that_shifts_its_labels_itself_must_not_look_ahead(masked, tmp_path):
+    model, mask = Labelled(), nn.Transformer.generate_square_subsequent_mask(TIME) if masked else None
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for _ in range(8):
+            chosen = torch.randperm(SAMPLES)[:8]
+            optimizer.zero_grad()
+            model(TOKENS[chosen], TOKENS[chosen], mask).backward()
+            optimizer.step()
+    assert ("future_leak" in [finding.kind for finding in session.findings]) is not masked
 
 
 @pytest.mark.parametrize("wraps", [True, False])

@@ -161,8 +161,12 @@ def next_milestone(step: int) -> int:
 
 
 def _level_without_budget(number: int) -> int:
-    """Return the level of a step where there is no budget: all tensors are recorded, sensors run in many steps."""
-    return EVERYTHING if number < SENSORS_ALWAYS or number == next_milestone(number) else _WITHOUT_BUDGET.level(number)
+    """Return the level of a step where there is no budget: all tensors are recorded, sensors run in many steps.
+
+    After a milestone they run once more: some compare two steps in a row.
+    """
+    is_full = number < SENSORS_ALWAYS or number - next_milestone(number - 1) in (0, 1)
+    return EVERYTHING if is_full else _WITHOUT_BUDGET.level(number)
 
 
 def describe_stride(stride: int) -> str:

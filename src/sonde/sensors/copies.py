@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from sonde.core.facts import Plain
 from sonde.hooks.names import unwrap
@@ -50,6 +51,8 @@ class TensorSet:
     tensors: dict[str, Tensor]
     is_module: bool = True
     is_named: bool = True
+    statistics: tuple[Tensor, ...] = ()
+    """Running means of the batch norms of a module in evaluation mode, which uses them."""
 
     def form(self) -> Hashable:
         """Return what two modules of the same architecture have in common."""
@@ -83,7 +86,8 @@ def tensor_sets(scopes: Iterable[Mapping[str, Any]]) -> list[TensorSet]:
             continue
         seen.add(id(value))
         if isinstance(value, nn.Module):
-            found.append(TensorSet(path, dict(unwrap(value).named_parameters())))
+            module = unwrap(value)
+            found.append(TensorSet(path, dict(module.named_parameters()), statistics=_running_means(module)))
         elif type(value) in _CONTAINERS and 0 < len(value) <= _MAX_TENSORS:
             is_named = isinstance(value, dict)
             if not isinstance(next(iter(value.values() if is_named else value)), Tensor):
@@ -93,6 +97,14 @@ def tensor_sets(scopes: Iterable[Mapping[str, Any]]) -> list[TensorSet]:
             if is_named or len(tensors) == len(items):
                 found.append(TensorSet(path, tensors, is_module=False, is_named=is_named))
     return found
+
+
+def _running_means(module: nn.Module) -> tuple[Tensor, ...]:
+    """Return the running means that a module in evaluation mode uses; torch's own averages are looked at elsewhere."""
+    if module.training or isinstance(module, AveragedModel):
+        return ()
+    means = (getattr(each, "running_mean", None) for each in module.modules() if not each.training)
+    return tuple(each for each in means if isinstance(each, Tensor) and _are_plain([each]))[:_SAMPLED]
 
 
 def _named_well(scopes: Iterable[Mapping[str, Any]]) -> list[tuple[str, Any]]:
@@ -140,11 +152,15 @@ class _Seen:
     version: int
     """Which tensors they were, and how often they had been written to."""
     sources: dict[str, Tensor]
+    statistics: Tensor | None = None
+    """Some running means of the copy's batch norms, if it is evaluated with them."""
 
     def read(self) -> None:
         """Fetch the values; waits for their device."""
         self.values = self.values.to("cpu", torch.float64)
         self.sources = {name: each.to("cpu", torch.float64) for name, each in self.sources.items()}
+        if self.statistics is not None:
+            self.statistics = self.statistics.to("cpu", torch.float64)
 
 
 @dataclass(slots=True, eq=False)
@@ -171,6 +187,8 @@ class Copy:
     """The step of the last average."""
     still: int = 0
     """The last step until which it had the values that it began with, while its module had others."""
+    stale: int = 0
+    """How often in a row it changed, and its running means did not."""
     before: _Seen | None = None
     first: Tensor | None = None
     waiting: list[_Seen] = field(default_factory=list)
@@ -178,7 +196,7 @@ class Copy:
 
     def facts(self) -> dict[str, Plain]:
         """Return what is known as plain values."""
-        names = ("holder", "of", "follows", "pairs", "changed", "rewritten", "averaged", "last", "still")
+        names = ("holder", "of", "follows", "pairs", "changed", "rewritten", "averaged", "last", "still", "stale")
         plain: dict[str, Plain] = {name: getattr(self, name) for name in names} | {"named": is_follower(self.path)}
         return plain | ({"share": self.shares[-1], "most": max(self.shares)} if self.shares else {})
 
@@ -212,6 +230,9 @@ class Copy:
             self.rewritten += before.version != new.version
             return
         self.changed += 1
+        means = before.statistics, new.statistics
+        is_stale = means[0] is not None and means[1] is not None and torch.equal(means[0], means[1])
+        self.stale = self.stale + 1 if is_stale else 0
         for name, (old, now) in moved.items():
             for weights in (now, old):  # an average is taken after the optimizer's step, or before it
                 share = _share(before.values, new.values, weights)
@@ -272,12 +293,17 @@ class Copies:
             pairs = [(own, like) for own in modules if own is not each and (like := each.like(own))]
             pairs = [(own, like) for own, like in pairs if _are_others(like, own.tensors.values())]
             if pairs and (each.path in self.found or len(self.found) < MAX_COPIES):
-                self._see(self.found.setdefault(each.path, Copy(each.path, holder)), step, pairs)
+                seen = self.found.setdefault(each.path, Copy(each.path, holder))
+                self._see(seen, step, pairs, each.statistics)
 
     @staticmethod
-    def _see(copy: Copy, step: int, pairs: list[tuple[TensorSet, list[Tensor]]]) -> None:
+    def _see(
+        copy: Copy, step: int, pairs: list[tuple[TensorSet, list[Tensor]]], statistics: tuple[Tensor, ...]
+    ) -> None:
         if len(copy.waiting) < _MAX_WAITING:
             copy.waiting.append(_see(step, pairs))
+            if statistics and len({each.device for each in statistics}) == 1:
+                copy.waiting[-1].statistics = _sample(list(statistics), list(range(len(statistics))))
         if all(tensor.device.type == "cpu" for own, like in pairs for tensor in (*like, *own.tensors.values())):
             copy.read()
 

@@ -9,15 +9,16 @@ called `watch`.
 from __future__ import annotations
 
 import contextlib
+import dis
 import random
 import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from inspect import CO_OPTIMIZED
-from types import FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, Final
 
 import numpy as np
@@ -55,6 +56,8 @@ _MAX_FIELDS: Final = 16
 _MAX_CLASSES: Final = 100
 _INSPECTING: Final = frozenset({"locals", "vars", "eval", "exec", "f_locals", "currentframe", "_getframe"})
 """Functions that look at their own variables may hold the very dict that Python would hand to us, and update."""
+_OF_FRAMES: Final = frozenset({"f_locals", "currentframe", "_getframe"})
+"""Those of them that are attributes; `model.eval()` is not Python's own function."""
 _OWN_REFERENCES: Final = 3
 """References to the variables of a frame: the frame's, ours, and that of the question for their number."""
 _LEAST_STEPS: Final = 2
@@ -871,7 +874,7 @@ def _users_variables() -> Iterator[dict[str, Any]]:
     frame: FrameType | None = sys._getframe(1)
     found = 0
     while frame is not None and found < _MAX_SCOPES:
-        if is_users(frame.f_code.co_filename) and not _INSPECTING.intersection(frame.f_code.co_names):
+        if is_users(frame.f_code.co_filename) and not _inspects_itself(frame.f_code):
             found += 1
             variables: Mapping[str, Any] = frame.f_locals
             yield dict(variables)
@@ -883,6 +886,15 @@ def _users_variables() -> Iterator[dict[str, Any]]:
             ):
                 variables.clear()
         frame = frame.f_back
+
+
+@lru_cache(maxsize=256)
+def _inspects_itself(code: CodeType) -> bool:
+    """Return whether a function looks at its own variables, or lets others do so."""
+    return not _INSPECTING.isdisjoint(code.co_names) and any(
+        each.argval in (_OF_FRAMES if each.opname.endswith(("_ATTR", "_METHOD")) else _INSPECTING)
+        for each in dis.get_instructions(code)
+    )
 
 
 def _states(name: str, value: dict[Any, Any]) -> Iterator[tuple[str, dict[str, Tensor]]]:

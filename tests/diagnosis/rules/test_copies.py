@@ -282,6 +282,25 @@ def test_torchs_own_averages(tmp_path, decay):
     assert "ema_not_updated" not in train(tmp_path, model, lambda step: averaged.update_parameters(model))
 
 
+@pytest.mark.parametrize("mode", ["evaluation", "training"])
+@pytest.mark.parametrize("what", ["parameters", "state"])
+def test_an_average_without_the_statistics_of_batch_norms(tmp_path, what, mode):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    ema = copy.deepcopy(model).requires_grad_(False)
+    ema.train() if mode == "training" else ema.eval()  # a method of this name is not Python's function
+
+    @torch.no_grad()
+    def follow(step):
+        own, fast = ema.state_dict(), dict(model.named_parameters()) if what == "parameters" else model.state_dict()
+        for name, each in fast.items():
+            if each.is_floating_point():
+                own[name].mul_(0.9).add_(each, alpha=0.1)
+
+    is_ill = (what, mode) == ("parameters", "evaluation")
+    assert ("batchnorm_stats_stale" in train(tmp_path, model, follow)) is is_ill
+
+
 def test_copies_on_a_device_are_compared_at_the_end(monkeypatch):
     model = perceptron()
     ema = copy.deepcopy(model)

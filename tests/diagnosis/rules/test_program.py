@@ -460,6 +460,20 @@ def test_states_that_are_used_at_once_need_no_copy(tmp_path):
     assert found(session, "best_state_shares_memory") is None
 
 
+@pytest.mark.parametrize("ill", [True, False])
+def test_the_weights_of_the_worst_validation_are_loaded_in_the_end(tmp_path, ill):
+    model, optimizer = made()
+    best, kept = None, None
+    with watched(tmp_path, model, optimizer) as session:
+        for number in [3.0, 2.0, 2.5, 1.0, 1.5, 0.5]:
+            step(model, optimizer, session)
+            session.log(val_loss=number)
+            if best is None or (number > best if ill else number < best):  # a score of -loss, and the wrong sign
+                best, kept = number, copy.deepcopy(model.state_dict())
+        model.load_state_dict(kept)
+    assert (found(session, "best_selected_backwards") is not None) is ill
+
+
 @pytest.mark.parametrize("name", ["val_loss", "val_acc"])
 @pytest.mark.parametrize("ill", [True, False])
 def test_the_worst_weights_are_kept_as_the_best(tmp_path, ill, name):

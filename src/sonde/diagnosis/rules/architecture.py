@@ -15,7 +15,7 @@ from sonde.diagnosis.rule import Found, Threshold, above, by_number, fact, few, 
 from sonde.diagnosis.symptoms import NOT_TRAINED
 from sonde.diagnosis.tape.data import inverted_mask
 from sonde.diagnosis.tape.losses import mixed_axes
-from sonde.diagnosis.tape.tokens import unshifted
+from sonde.diagnosis.tape.tokens import reads_and_predicts, unshifted
 from sonde.records import Severity, Site
 
 _TRANSPARENT: Final = frozenset({"Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d"})
@@ -274,10 +274,9 @@ def future_leak(case: Case) -> Found | None:
     """
     if (taped := unshifted(case)) is not None and _is_causal(case):
         return taped
-    following = case.need_vital(signals.LOSS, signals.NEXT_TOKEN)
     ahead = case.need_vital(signals.LOOP, signals.LOOKS_AHEAD)
     # An encoder may look ahead, its decoder may not: one masked attention is enough to decide nothing.
-    share, least = float(following.numbers().min()), float(ahead.stat("min")[0])
+    share, least = _share_of_next(case), float(ahead.stat("min")[0])
     if share < NEXT_TOKEN_SHARE or least < AHEAD_SHARE:
         return None
     if case.learning.state == "broken":  # an inverted mask leaves the last position nothing: NaN is the cause then
@@ -293,6 +292,14 @@ def future_leak(case: Case) -> Found | None:
         "attends "
         "to later ones. The loss becomes very small, and generated text makes no sense.",
     )
+
+
+def _share_of_next(case: Case) -> float:
+    """Return the share of targets that are the next token of the input, as a sensor or a tape has seen it."""
+    following = case.vital(signals.LOSS, signals.NEXT_TOKEN)
+    if following is None and any(reading.once("reads and predicts", reads_and_predicts) for reading in case.rounds):
+        return 1.0
+    return float(case.need_vital(signals.LOSS, signals.NEXT_TOKEN).numbers().min())
 
 
 def _is_causal(case: Case) -> bool:

@@ -302,6 +302,27 @@ def _averaged_without_statistics(case: Case) -> Found | None:
     return None
 
 
+STALE_PAIRS = Threshold(3, "steps in a row in which the weights of a copy changed and its statistics did not")
+
+
+def _copied_without_statistics(case: Case) -> Found | None:
+    """Find a copy in evaluation mode that follows the weights of a model, but not the statistics of its batch norms."""
+    for call in case.facts.calls("copy"):
+        stale = call.data.get("stale")
+        if call.data.get("follows") and isinstance(stale, int) and stale >= STALE_PAIRS:
+            return Found(
+                severity="warning",
+                step=int(call.data.get("last") or 0),
+                sites=(call.about, "(loop)"),
+                evidence=(above("steps in which its weights changed and its statistics did not", stale, STALE_PAIRS),),
+                cause=f"`{call.about}` follows the weights of {call.data['follows']}, but not its buffers: its batch "
+                "norms are in evaluation mode and keep the running statistics of the start.",
+                fix="Copy the buffers too: for slow, fast in zip(copy.buffers(), model.buffers()): slow.copy_(fast).",
+                refute="Compare running_mean of both: if they agree, this finding is wrong.",
+            )
+    return None
+
+
 @rule(
     "batchnorm_stats_stale",
     needs=["facts.program"],
@@ -314,7 +335,7 @@ def _averaged_without_statistics(case: Case) -> Found | None:
 def batchnorm_stats_stale(case: Case) -> Found | None:
     """Running statistics of batch norms are never updated, or only reflect the last batch."""
     case.need_facts()
-    if (found := _averaged_without_statistics(case)) is not None:
+    if (found := _averaged_without_statistics(case) or _copied_without_statistics(case)) is not None:
         return found
     norms = [
         (name, momentum)

@@ -28,6 +28,7 @@ from sonde.diagnosis.tape.losses import (
     mixed_reductions,
     outweighing_penalty,
     praised,
+    term_as_number,
 )
 from sonde.diagnosis.tape.noise import scaled_by_variance
 from sonde.diagnosis.tape.roles import averaged_first, helping_opponent, learnt_advantage, learnt_choice
@@ -341,7 +342,7 @@ def _is_sum(loss: SeenLoss) -> bool:
 def term_without_gradient(case: Case) -> Found | None:
     """A term of the loss has no effect, because its gradient is cut off."""
     case.need_tape()
-    return idle_term(case) or cancelled_term(case) or constant_term(case)
+    return idle_term(case) or term_as_number(case) or cancelled_term(case) or constant_term(case)
 
 
 ROOT_RATIO = Threshold(0.9, "what backward() was called on over the loss: 1 undivided, 0.5 or less if divided")

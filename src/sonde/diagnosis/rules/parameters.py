@@ -11,6 +11,7 @@ import numpy as np
 from sonde.core import schema, signals, statistics
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.fresh import fresh_parameters
+from sonde.diagnosis.outlook import is_learning_well
 from sonde.diagnosis.ownership import (
     held,
     module_of,
@@ -435,7 +436,9 @@ def _reason(case: Case, frozen: list[str], free: list[str]) -> _Reason | None:
     layers = tuple(name for name in frozen if case.parameters[name].kind.startswith(_LAYERS))
     fresh = fresh_parameters(case, layers)
     if fresh:
-        return _Reason(fresh, "are frozen with their random initial values", "warning")
+        # Weights that were trained before may look random, and a model that learns well can do without these.
+        severity: Severity = "info" if is_learning_well(case) else "warning"
+        return _Reason(fresh, "are frozen with their random initial values", severity)
     return None
 
 

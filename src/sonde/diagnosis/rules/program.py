@@ -159,6 +159,8 @@ KEPT_TIMES = Threshold(3, "times that weights were kept: two records may come by
 )
 def best_selected_backwards(case: Case) -> Found | None:
     """The weights that are kept as the best are those with the worst validation so far."""
+    if (found := _restores_worst(case)) is not None:
+        return found
     for call in (*case.facts.calls("torch.save"), *case.facts.calls("state_dict")):
         if call.count < KEPT_TIMES or call.count != len(call.steps):
             continue
@@ -181,6 +183,45 @@ def best_selected_backwards(case: Case) -> Found | None:
                     "worst ones are taken for the best.",
                 )
     return None
+
+
+def _restores_worst(case: Case) -> Found | None:
+    """Find weights that are loaded in the end, and that had the worst of all validations when they were taken."""
+    for call in case.facts.calls("load_state_dict"):
+        taken = _taken_at(case, call)
+        for name in case.scalars() if taken else ():
+            if not is_held_out(name) or (curve := case.scalar(name)) is None:
+                continue
+            worse, before = -better_direction(name), curve[0] <= call.steps[-1]
+            values, marks = worse * curve[1][before], _kept(curve[0][before], (taken,))
+            if not worse or marks is None or len(values) < RESTORED_VALIDATIONS or not np.isfinite(values).all():
+                continue
+            kept = np.array(marks)
+            if values[kept].max() > values[~kept].max():
+                return Found(
+                    step=call.steps[-1],
+                    sites=("(loop)",),
+                    evidence=(
+                        above("validations until then", len(values), RESTORED_VALIDATIONS),
+                        fact(f"{name} when the weights were taken", float(worse * values[kept].max())),
+                        fact(f"best {name} of all", float(worse * values.min())),
+                    ),
+                    cause=f"The weights that are loaded in the end{call.place} were taken after step {taken}, at the "
+                    f"worst {name} of all: the worst ones are taken for the best.",
+                )
+    return None
+
+
+RESTORED_VALIDATIONS = Threshold(5, "validations: the first of a few may be the best by chance")
+
+
+def _taken_at(case: Case, call: CallFacts) -> int:
+    """Return after which step the weights that are loaded were taken; 0 if that is not known."""
+    if isinstance(call.data.get("taken"), int):
+        return int(call.data["taken"] or 0)
+    sources = case.facts.calls("state_dict")
+    is_only = len(sources) == 1 and not case.facts.calls("torch.load") and call.data.get("matched")
+    return sources[0].steps[-1] if is_only and sources[0].steps[-1] < call.steps[0] else 0
 
 
 def _kept(steps: NDArray[np.int64], taken: tuple[int, ...]) -> list[bool] | None:

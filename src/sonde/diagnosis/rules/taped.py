@@ -6,7 +6,7 @@ from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, above, fact, rule
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
 from sonde.diagnosis.tape.contracts import broken, wrapped_around
-from sonde.diagnosis.tape.losses import norm_of_a_part
+from sonde.diagnosis.tape.losses import norm_of_a_part, softmax_of_one
 from sonde.diagnosis.tape.repeats import same_input_twice
 from sonde.diagnosis.tape.returns import unmasked_bootstrap
 from sonde.diagnosis.tape.roles import (
@@ -39,7 +39,7 @@ from sonde.diagnosis.tape.unused import (
 def single_class_output(case: Case) -> Found | None:
     """A softmax runs over a single class, so the loss is constant."""
     case.need_tape()
-    return broken(case, "single_class_output")
+    return broken(case, "single_class_output") or softmax_of_one(case)
 
 
 @rule(
@@ -285,7 +285,7 @@ def wrong_state_returned(case: Case) -> Found | None:
 @rule(
     "box_format",
     exact=True,
-    explains=[*NOT_TRAINED],
+    explains=[*NOT_TRAINED, "loss_sign_flipped"],
     fix="Convert the boxes first, or change the format of the labels.",
     refute="Draw ten targets on their pictures: if the boxes fit, this finding is wrong.",
 )

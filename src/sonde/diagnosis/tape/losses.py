@@ -6,6 +6,7 @@ Rules of `sonde.diagnosis.rules` call these first: an operation that is on the t
 from __future__ import annotations
 
 import functools
+import math
 from math import prod
 from typing import Final
 
@@ -69,6 +70,25 @@ def _over_one(reading: TapeReading) -> Found | None:
         value = op.input("self") if sizes.get((op.module, op.line)) == {1} and op.kind in SOFTMAXES else None
         if value is not None and sum(size > 1 for size in reading.tape.values[value].shape) > 1:
             return _crossed(reading, op, "that dimension has one element, so that all results are 1")
+    return None
+
+
+@on_tape
+def softmax_of_one(reading: TapeReading) -> Found | None:
+    """Find an output that is the softmax of a single number of each sample, which is always 1."""
+    for loss in reading.losses:
+        maker = reading.origin(loss.value)
+        value = maker.input("self") if maker is not None and maker.kind in (*SOFTMAXES, "_log_softmax") else None
+        shape = () if value is None else reading.tape.values[value].shape
+        if maker is None or value not in reading.learnt or len(shape) < 2 or shape[int(maker.args["dim"])] != 1:
+            continue
+        return Found(
+            sites=tuple(dict.fromkeys((reading.site(maker, "(model)"), signals.LOSS))),
+            evidence=(fact("classes that the softmax runs over", 1),),
+            cause=f"A softmax of {shape} runs over a dimension with one element{reading.where(maker)}: every answer is "
+            "1, whatever goes in, and nothing is learnt.",
+            fix="Use a sigmoid for one output, or give the last layer one output per class.",
+        )
     return None
 
 
@@ -615,6 +635,42 @@ def idle_term(reading: TapeReading) -> Found | None:
             "learns from it.",
         )
     return None
+
+
+@on_tape
+def term_as_number(reading: TapeReading) -> Found | None:
+    """Find a number that is added to a loss and was read off what depends on trained parameters, as by `.item()`."""
+    held = set(reading.held.values())
+    added = [op for op in reading.tape.ops if _adds_number(op) and op.outs[0] in reading.learning]
+    added = [op for op in added if reading.tape.values[op.outs[0]].size == 1]
+    for read in reading.tape.ops if added else ():
+        value = read.input("self") if read.kind == "_local_scalar_dense" else None
+        term = None if value is None else reading.plain(value, CARRIERS).id
+        if term is None or term in reading.learning or not held & reading.tape.ancestors(term):
+            continue
+        content = reading.numbers.of(term)
+        taken = float(content.sum()) if content is not None and content.size == 1 else 0.0
+        for op in added:
+            if op.index > read.index and _is_multiple(float(op.args["other"]), taken):
+                return Found(
+                    sites=(signals.LOSS,),
+                    evidence=(fact("number that is added", float(op.args["other"])),),
+                    cause=f"A term of the loss has no effect: it is added as a number{reading.where(op)}, which was "
+                    "read off a tensor, so no parameter learns from it.",
+                )
+    return None
+
+
+def _adds_number(op: Op) -> bool:
+    """Return whether a number of the program is added outside of models: one that was written down is no float."""
+    other = op.args.get("other")
+    return op.kind.removesuffix("_") in ("add", "sub", "rsub") and isinstance(other, float) and not op.in_model
+
+
+def _is_multiple(added: float, term: float) -> bool:
+    """Return whether one number is the other times a factor that somebody has written down: of a few digits."""
+    factor = abs(added / term) if term else 0.0
+    return 1e-3 <= factor <= 1e3 and math.isclose(factor, float(f"{factor:.2g}"), rel_tol=3e-6)
 
 
 @on_tape

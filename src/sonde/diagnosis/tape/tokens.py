@@ -39,6 +39,11 @@ def shifts(reading: TapeReading) -> dict[int, tuple[int, Op]]:
     return found
 
 
+def reads_and_predicts(reading: TapeReading) -> bool:
+    """Return whether a step reads one series of tokens and all its targets are the next ones of it."""
+    return len(list(_tokens(reading))) == 1 and shifts(reading).keys() == {1}
+
+
 def _tokens(reading: TapeReading) -> Iterator[Numbers]:
     seen = set()
     for op in reading.forward_ops:
