@@ -178,6 +178,17 @@ def test_symptoms_are_folded_under_their_cause(monkeypatch):
     }
 
 
+def test_a_note_that_explains_a_warned_effect_is_the_warning(monkeypatch):
+    monkeypatch.setitem(ranking.EXPLAINS, "note", frozenset({"dead_relu"}))
+    notes = [finding("note", "info"), finding("other", "info")]
+    found = ranking.fold([finding("dead_relu"), *notes])
+    assert [(item.kind, item.severity, item.explains) for item in found] == [
+        ("note", "warning", ("dead_relu",)),
+        ("other", "info", ()),
+    ]
+    assert [item.severity for item in ranking.fold([finding("dead_relu", "info"), *notes])] == ["info"] * 2
+
+
 def test_where_a_bad_number_began_is_kept_when_it_is_folded(monkeypatch):
     monkeypatch.setitem(ranking.EXPLAINS, "cause", frozenset({"nan_forward"}))
     begun = replace(finding("nan_forward"), data={"origin": {"line": 3}, "reason": "log_of_zero", "last_steps": []})

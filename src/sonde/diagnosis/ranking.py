@@ -24,6 +24,13 @@ EXPLAINS: dict[str, frozenset[str]] = {
 _FROM_NOT_FINITE: Final = frozenset({*TOO_FAR, "lr_too_high"}) - frozenset(NOT_FINITE)
 
 
+_EFFECTS: Final = frozenset(
+    {"saturated_activation", "dead_relu", "constant_output", "vanishing_gradient", "exploding_activation"}
+    | {"exploding_gradient", "attention_entropy_collapse", "class_imbalance_collapse"}
+)
+"""What is never a cause by itself: something in the program makes activations and gradients so."""
+
+
 def explains(cause: Finding, symptom: Finding) -> bool:
     """Return whether one finding accounts for another."""
     if cause.kind == symptom.kind or (cause.severity == "info" and symptom.severity != "info"):
@@ -39,7 +46,7 @@ def explains(cause: Finding, symptom: Finding) -> bool:
 
 def fold(findings: list[Finding]) -> list[Finding]:
     """Fold symptoms under their causes and return what is left, best first."""
-    ordered = sorted(findings, key=rank_of_finding)
+    ordered = sorted(_raised(findings), key=rank_of_finding)
     folded = {
         symptom.kind
         for symptom in ordered
@@ -52,6 +59,19 @@ def fold(findings: list[Finding]) -> list[Finding]:
         under = _under(finding, ordered, folded)
         kept.append(_with(finding, under, ordered) if under else finding)
     return sorted(kept, key=rank_of_finding)
+
+
+def _raised(findings: list[Finding]) -> list[Finding]:
+    """Return findings in which a note that accounts for an effect is as severe as that effect."""
+    effects = [each for each in findings if each.kind in _EFFECTS and each.severity != "info"]
+    return [
+        replace(each, severity=effects_of[0].severity)
+        if each.severity == "info"
+        and each.kind not in OUTCOMES | _EFFECTS
+        and (effects_of := [effect for effect in effects if effect.kind in EXPLAINS.get(each.kind, ())])
+        else each
+        for each in findings
+    ]
 
 
 def _with(cause: Finding, under: set[str], findings: list[Finding]) -> Finding:
