@@ -371,6 +371,8 @@ ILL = {
     ),
     "softmax over the batch": ("wrong_dim_softmax", mlp(), (ROWS, LABELS), nll(0)),
     "shares of a mixture over the batch": ("wrong_dim_softmax", mlp(outputs=9), (ROWS, LABELS), mixture(0)),
+    "relu before log-softmax": ("relu_before_logits", mlp(nn.ReLU()), (ROWS, LABELS), nll(1)),
+    "softmax before log-softmax": ("double_softmax", mlp(nn.Softmax(1)), (ROWS, LABELS), nll(1)),
     "softmax of one output": (
         "single_class_output",
         mlp(nn.Softmax(1), outputs=1),

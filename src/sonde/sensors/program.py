@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from sonde.core.collector import uncollected
 from sonde.core.facts import PROGRAM_EVENT, CallFacts, Facts, Plain
+from sonde.core.metric_names import is_held_out
 from sonde.hooks.guard import Guarded, Handle, is_capturing
 from sonde.hooks.names import named_parameters, unwrap
 from sonde.hooks.on_step import after_step
@@ -608,6 +609,7 @@ class ProgramCalls(Sensor):
         if entry.count == 1:
             stated = {name: about.get(name) for name in _OF_LOADER}
             self._set(entry, **stated, hidden=_hidden_samples(loader.dataset), classes=_classes(loader.dataset))
+            self._set(entry, named=_held_out_name())
         self._passes[id(result)] = _Pass(entry, _order(loader.sampler))
         if self.context.watched.helpers.loader is None and entry.data.get("trained") == 1:
             self.context.book.add(loader=loader_facts(loader))
@@ -867,6 +869,13 @@ def _tensors(saved: Any, depth: int = 3) -> Iterator[Tensor]:
 
 
 # ---------------------------------------------------------------------- what was there before
+
+
+def _held_out_name() -> str:
+    """Return a name of validation or test data in the user's line that is running, such as `test_loader`."""
+    line = current_line()
+    names = re.findall(r"[A-Za-z_]\w*", "" if line is None else line.text)
+    return next((name for name in names if is_held_out(name)), "")
 
 
 def _users_variables() -> Iterator[dict[str, Any]]:

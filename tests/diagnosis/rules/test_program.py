@@ -656,6 +656,25 @@ def test_a_dataset_whose_length_counts_its_lists(tmp_path, ill):
     assert (found(session, "sampler_draws_few") is not None) is ill
 
 
+@pytest.mark.parametrize(("held_out", "ill"), [(slice(0, 48), True), (slice(48, None), False)])
+def test_a_loader_whose_name_claims_other_data(tmp_path, held_out, ill):
+    model, optimizer = made()
+    loader = DataLoader(TensorDataset(X[:48], Y[:48]), 8, shuffle=True)
+    test_loader = DataLoader(TensorDataset(X[held_out], Y[held_out]), 16)
+    with watched(tmp_path, model, optimizer) as session:
+        for _ in range(4):
+            model.train()
+            for x, y in loader:
+                step(model, optimizer, session, x, y)
+            model.eval()
+            with torch.no_grad():
+                for x, _ in test_loader:
+                    model(x)
+    finding = found(session, "data_leakage")
+    assert (finding is not None and finding.severity == "warning") is ill
+    assert not ill or "test_loader" in finding.cause
+
+
 # ---------------------------------------------------------------------- averages and parameters
 
 

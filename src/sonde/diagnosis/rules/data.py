@@ -441,7 +441,7 @@ def _same_inputs(case: Case) -> Found | None:
             above("evaluations on the data of training", len(same), 2, f"{evaluated.key} mean"),
             fact("evaluations compared", len(evaluated)),
         ),
-        cause="Evaluation runs on the training data" + (f", though {named[0]} is reported from it." if named else "."),
+        cause="Evaluation runs on the training data" + (f", though {named[0]} claims other data." if named else "."),
     )
 
 
@@ -465,7 +465,7 @@ def _same_rows(case: Case) -> Found | None:
             fact("evaluations compared", len(seen)),
         ),
         cause="The rows that are evaluated were trained on"
-        + (f", though {named[0]} is reported from them: it measures memorisation." if named else "."),
+        + (f", though {named[0]} claims others: it measures memorisation." if named else "."),
         fix="Split the data before sampling from it, and check that both parts have no index in common; copies of a "
         "row belong in one part.",
         refute="Intersect the indices of both sets: if they have none in common and the data has no copies, this "
@@ -474,8 +474,10 @@ def _same_rows(case: Case) -> Found | None:
 
 
 def _named(case: Case) -> list[str]:
-    """Return the logged numbers whose names claim other data than that of training."""
-    return [name for name in case.scalars() if is_held_out(name)]
+    """Return the logged numbers, and the loaders that are only evaluated, whose names claim data held out."""
+    passes = (call.data for call in case.facts.calls("loader.pass"))
+    loaders = [str(data["named"]) for data in passes if data.get("named") and not data.get("trained")]
+    return [*(name for name in case.scalars() if is_held_out(name)), *loaders]
 
 
 def _is_same(train: Track, evaluated: Track, at: int) -> bool:

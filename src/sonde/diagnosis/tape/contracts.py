@@ -94,6 +94,13 @@ def arguments(reading: TapeReading) -> Iterator[Argument]:
         yield Argument(reading, loss.kind, "input", loss.value, loss.op, loss.classes, loss.target)
         if loss.target is not None:
             yield Argument(reading, loss.kind, "target", loss.target, loss.op, loss.classes, loss.value)
+        maker = reading.origin(loss.value) if loss.kind == "nll_loss" else None
+        logits = maker.input("self") if maker is not None and maker.kind == "_log_softmax" else None
+        if logits is not None:  # the two are a cross entropy
+            same = reading.tape.values[logits].shape == reading.tape.values[loss.value].shape
+            yield Argument(
+                reading, "cross_entropy", "input", logits, loss.op, loss.classes if same else None, loss.target
+            )
     for call in calls_of(reading, LOSS_FUNCTIONS):
         if fused.isdisjoint(op.index for op in call.ops):
             yield from _parts(reading, call)
