@@ -16,10 +16,11 @@ from sonde.diagnosis.ownership import output_module
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, few, rule
 from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
 from sonde.diagnosis.symptoms import BADLY_SCALED
-from sonde.diagnosis.weights import first_weights
+from sonde.diagnosis.weights import first_weights, last_weights
 from sonde.records import Evidence
 
 GAIN_HIGH = Threshold(5.0, "rms of a weight times the root of its inputs; He has 1.4, torch's default 0.6")
+GROWN_ANEW = Threshold(10.0, "size of a weight over its first size: of what it began with nothing is left")
 GAIN_LOW = Threshold(0.05, "the same; the smallest of common recipes, GPT-2's for narrow layers, has 0.1")
 OUTPUT_STD_HIGH = Threshold(10.0, "standard deviation of a layer's outputs at the first step; He keeps it near 1")
 OUTPUT_STD_LOW = Threshold(0.01, "the same, in a model without norms")
@@ -53,20 +54,39 @@ def bad_init_scale(case: Case) -> Found | None:
     low = [name for name, gain in gains.items() if 0 < gain <= GAIN_LOW]
     loud = max(outputs.values(), default=0.0)
     quiet = min(outputs.values(), default=1.0)
-    if high and loud >= OUTPUT_STD_HIGH:
+    if high and (loud >= OUTPUT_STD_HIGH or began_badly(case)):
         evidence = (
             above(f"gain of {high[0]}, its size times the root of its inputs", gains[high[0]], GAIN_HIGH),
-            above("largest standard deviation of an output at the first step", loud, OUTPUT_STD_HIGH),
+            fact("largest standard deviation of an output at the first step", loud),
         )
         return _badly_scaled(case, high, "large", evidence)
-    normalised = any("Norm" in module.kind for module in case.facts.modules)
+    normalised = _is_normalised(case)
     if len(low) >= 2 and 2 * len(low) >= len(gains) and quiet <= OUTPUT_STD_LOW and not normalised:
         evidence = (
             below(f"gain of {low[0]}, its size times the root of its inputs", gains[low[0]], GAIN_LOW),
             below("smallest standard deviation of an output at the first step", quiet, OUTPUT_STD_LOW),
         )
-        return _badly_scaled(case, low, "small", evidence)
+        found = _badly_scaled(case, low, "small", evidence)
+        return replace(found, severity="warning") if _growth(case, low) >= GROWN_ANEW else found
     return None if normalised else _through_depth(case, gains, outputs)
+
+
+def _is_normalised(case: Case) -> bool:
+    """Return whether norms bring the signal back to its scale: not those whose own scales are almost nothing."""
+    norms = [module.name for module in case.facts.modules if "Norm" in module.kind]
+    panel = case.first_panel("parameter")
+    sizes = dict(zip(panel.names, panel.stat("rms")[0].tolist(), strict=True)) if len(panel) else {}
+    scales = [sizes.get(f"{name}.weight", 1.0) for name in norms]
+    return bool(norms) and not np.median(scales) <= GAIN_LOW
+
+
+def _growth(case: Case, names: list[str]) -> float:
+    """Return the present size of weights over their first, median."""
+    first, last = first_weights(case), last_weights(case)
+    if first.names != last.names:
+        return 1.0
+    mine = np.isin(first.names, names) & (first.sizes[0] > 0) & np.isfinite(last.sizes[-1])
+    return float(np.median(last.sizes[-1, mine] / first.sizes[0, mine])) if mine.any() else 1.0
 
 
 def _through_depth(case: Case, gains: dict[str, float], outputs: dict[str, float]) -> Found | None:
