@@ -26,6 +26,8 @@ class Weights:
     sizes: Values
     gradients: Values
     updates: Values
+    began_at_zero: NDArray[np.bool_]
+    """Which of them were all zeros at the first reading of the run, as half of the weights of an adapter are."""
 
     @property
     def update_ratio(self) -> Values:
@@ -40,30 +42,38 @@ class Weights:
     def with_gradients(self) -> Weights:
         """Return only the steps at which the gradients of all weights were read."""
         read = np.isfinite(self.gradients).all(axis=1)
-        return Weights(self.names, self.steps[read], self.sizes[read], self.gradients[read], self.updates[read])
+        return Weights(
+            self.names,
+            self.steps[read],
+            self.sizes[read],
+            self.gradients[read],
+            self.updates[read],
+            self.began_at_zero,
+        )
 
     def fastest(self) -> Values:
         """Return the highest update ratio of all weights, for each step at which any was read."""
-        ratios = self.update_ratio
-        read = np.isfinite(ratios).any(axis=1)
-        result: Values = np.nanmax(ratios[read], axis=1)
+        result: Values = np.nanmax(self._paces(), axis=1)
         return result
 
     def pace(self) -> Values:
-        """Return the median over weights of the update ratio, for each step at which any was read.
+        """Return the median over weights of the update ratio, for each step at which any was read."""
+        ratios = self._paces()
+        # Leaving NaN out takes many times as long.
+        middle = np.nanmedian if np.isnan(ratios).any() else np.median
+        result: Values = middle(ratios, axis=1)
+        return result
+
+    def _paces(self) -> Values:
+        """Return the update ratios that tell how long steps are, at the steps at which any was read.
 
         Weights that start at 0, such as those of an adapter, consist of their updates: in step t the ratio is about
         1/t at any learning rate. They count only where all weights start so.
         """
         ratios = self.update_ratio
-        starts_at_zero = self.sizes[:1].sum(axis=0) == 0
-        if not starts_at_zero.all():
-            ratios = ratios[:, ~starts_at_zero]
-        read = np.isfinite(ratios).any(axis=1)
-        # Leaving NaN out takes many times as long.
-        middle = np.nanmedian if np.isnan(ratios[read]).any() else np.median
-        result: Values = middle(ratios[read], axis=1)
-        return result
+        if not self.began_at_zero.all():
+            ratios = ratios[:, ~self.began_at_zero]
+        return ratios[np.isfinite(ratios).any(axis=1)]
 
 
 def first_weights(case: Case) -> Weights:
@@ -94,7 +104,14 @@ def _weights(case: Case, panel_of: Callable[[Quantity], Panel]) -> Weights:
         sizes,
         _matching(panel_of("gradient"), names, sizes.shape),
         _matching(panel_of("update"), names, sizes.shape),
+        _began_at_zero(case, names),
     )
+
+
+def _began_at_zero(case: Case, names: list[str]) -> NDArray[np.bool_]:
+    panel = case.first_panel("parameter")
+    sizes = dict(zip(panel.names, panel.stat("rms")[0].tolist(), strict=True)) if len(panel) else {}
+    return np.array([sizes.get(name) == 0 for name in names], np.bool_)
 
 
 def is_weight(site: Site) -> bool:
