@@ -76,6 +76,16 @@ def test_large_weights_of_a_recurrent_model_show_in_its_first_loss(tmp_path, std
     assert ("bad_init_scale" in kinds(found, notes=False)) is ill
 
 
+@pytest.mark.parametrize(("shift", "layers", "ill"), [(-10.0, 3, True), (-10.0, 1, False), (1.0, 3, False)])
+def test_biases_that_outweigh_their_inputs_are_found_but_not_that_of_a_single_layer(tmp_path, shift, layers, ill):
+    model = perceptron()
+    with torch.no_grad():
+        for layer in (model[4], model[2], model[0])[:layers]:
+            layer.bias.add_(shift)
+    found = train(tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.05), *data(), steps=40)
+    assert ("bad_init_scale" in kinds(found, notes=False)) is ill
+
+
 class Unrolled(torch.nn.Module):
     """Calls one layer for every step of time."""
 
