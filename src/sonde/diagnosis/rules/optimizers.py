@@ -289,7 +289,14 @@ DECAY_STEPS = Threshold(20, "steps in which weights shrink")
 @rule(
     "weight_decay_too_large",
     needs=["gradient", "parameter", "update", "facts.order"],
-    explains=[*TOO_FAR, "class_imbalance_collapse", "lr_too_high", "lr_too_low"],
+    explains=[
+        *TOO_FAR,
+        "class_imbalance_collapse",
+        "lr_schedule_collapse",
+        "lr_too_high",
+        "lr_too_low",
+        "optimizer_step_noop",
+    ],
     fix="Divide weight_decay by 100 or more; 1e-4 is usual for SGD, 0.01 for AdamW.",
     refute="Train 100 steps with weight_decay=0: if the loss does not fall either, this finding is wrong.",
     since=DECAY_STEPS,
