@@ -6,8 +6,8 @@ most rows of an embedding have no gradient in most steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,18 @@ class Weights:
     began_at_zero: NDArray[np.bool_]
     """Which of them were all zeros at the first reading of the run, as half of the weights of an adapter are."""
 
+    def of(self, names: Collection[str]) -> Weights:
+        """Return only the weights of these names."""
+        mine = np.isin(self.names, list(names))
+        return replace(
+            self,
+            names=tuple(name for name in self.names if name in names),
+            sizes=self.sizes[:, mine],
+            gradients=self.gradients[:, mine],
+            updates=self.updates[:, mine],
+            began_at_zero=self.began_at_zero[mine],
+        )
+
     @property
     def update_ratio(self) -> Values:
         """The update of each weight over its size."""
@@ -42,13 +54,12 @@ class Weights:
     def with_gradients(self) -> Weights:
         """Return only the steps at which the gradients of all weights were read."""
         read = np.isfinite(self.gradients).all(axis=1)
-        return Weights(
-            self.names,
-            self.steps[read],
-            self.sizes[read],
-            self.gradients[read],
-            self.updates[read],
-            self.began_at_zero,
+        return replace(
+            self,
+            steps=self.steps[read],
+            sizes=self.sizes[read],
+            gradients=self.gradients[read],
+            updates=self.updates[read],
         )
 
     def fastest(self) -> Values:

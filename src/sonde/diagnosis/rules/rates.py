@@ -78,7 +78,7 @@ def lr_too_high(case: Case) -> Found | None:
 def _never_forgets(case: Case) -> Found | None:
     """Find a momentum that averages over more steps than the whole run has, in weights that have grown."""
     first, last = first_weights(case), last_weights(case)
-    if not case.final or first.names != last.names:
+    if not case.final or first.names != last.names or not len(first.steps):
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
         growth = last.sizes[-1] / first.sizes[0]
@@ -204,45 +204,60 @@ RATE_DECAYED = Threshold(0.1, "rate over its highest: lowered by a schedule")
 def lr_too_low(case: Case) -> Found | None:
     """The learning rate is too low: weights hardly change, and the loss does not fall."""
     case.need_loss()
-    weights = last_weights(case)
-    pace, first = weights.fastest(), first_weights(case).fastest()
-    if not len(pace) or case.num_steps < PACE_LOW_STEPS:
+    first, last = first_weights(case), last_weights(case)
+    if case.step < PACE_LOW_STEPS or _is_rising(case):
         return None
-    limit = _slowest(case)
-    highest = float(pace[-int(PACE_LOW_STEPS) :].max())
-    # Where a schedule has lowered the rate, the steps before count; where it rises, those to come do.
-    if _was_lowered(case):
-        highest = max(highest, float(first.max(initial=0.0)))
-    if highest >= limit or _is_rising(case):
+    if _says_nothing(case):
+        # One of several optimizers may stand still while the others move.
+        parts = [each.name for each in case.facts.optimizers], [held(each) for each in case.facts.optimizers]
+        limit = float(NEGLIGIBLE) / case.step
+    else:
+        parts, limit = (["optimizer"], [first.names]), _slowest(case)
+    for name, mine in zip(*parts, strict=True):
+        if (found := _too_short(case, name, first.of(mine), last.of(mine), limit)) is not None:
+            return found
+    return None
+
+
+def _too_short(case: Case, optimizer: str, first: Weights, last: Weights, limit: float) -> Found | None:
+    """Find weights none of which moves as fast as the limit, though gradients reach them."""
+    rate, pace = case.learning_rate(optimizer), last.fastest()[-int(PACE_LOW_STEPS) :]
+    # Where a schedule has lowered the rate, the steps before count.
+    if rate is not None and rate[1][-1] < RATE_DECAYED * rate[1].max():
+        if rate[0][rate[1].argmax()] not in [*first.steps, *last.steps]:
+            return None
+        pace = np.concatenate([first.fastest(), last.fastest()])
+    if not len(pace) or pace.max() >= limit:
         return None
-    gradients = weights.gradient_ratio[-5:]
+    gradients = last.gradient_ratio[-5:]
     reached = np.flatnonzero(np.isfinite(gradients).any(axis=0))
-    if not len(reached):
-        return None
-    alive = float(np.nanmax(gradients[:, reached[-1]]))
+    alive = float(np.nanmax(gradients[:, reached[-1]])) if len(reached) else 0.0
     if alive < PULL_LOW:
         return None
-    rate = case.learning_rate()
     return Found(
-        step=int(weights.steps[0]),
-        sites=("optimizer",),
+        step=int(last.steps[0]),
+        sites=(optimizer,),
         evidence=(
-            below("update of a weight over its size, fastest weight, highest of the last steps", highest, limit),
-            fact("gradient of the last weight over its size", alive, f"{weights.names[reached[-1]]}:gradient rms"),
+            below("update of a weight over its size, fastest weight, highest of the last steps", pace.max(), limit),
+            fact("gradient of the last weight over its size", alive, f"{last.names[reached[-1]]}:gradient rms"),
             fact("learning rate", float("nan") if rate is None else float(rate[1][-1])),
         ),
-        cause="The learning rate is too low: steps hardly change the weights, and the loss does not fall.",
+        cause="The learning rate is too low: steps hardly change the weights, "
+        + ("and the loss does not fall." if case.learning.failed else "all steps of the run no more than rounding."),
     )
+
+
+def _says_nothing(case: Case) -> bool:
+    """Return whether a run is over whose loss tells nothing of progress, as that of a policy or of a game."""
+    learning = case.learning
+    return case.final and (learning.state == "unknown" or (learning.state == "improving" and not learning.falls))
 
 
 def _slowest(case: Case) -> float:
     """Return the update over weight below which a run as this one is too slow; 0 if it is learning.
 
-    A model that starts out trained hardly changes either, but its loss is far below that of guessing. Where a loss says
-    nothing of progress, as that of a policy, the whole run must have moved nothing.
+    A model that starts out trained hardly changes either, but its loss is far below that of guessing.
     """
-    if case.learning.state == "unknown" and case.final:
-        return float(NEGLIGIBLE) / case.step
     if case.learning.state not in ("flat", "worse"):
         return 0.0
     if chance_loss(case) is None or not is_near_chance(case):
@@ -251,19 +266,9 @@ def _slowest(case: Case) -> float:
 
 
 def _is_rising(case: Case) -> bool:
-    """Return whether the rate is rising in a warm-up, or has risen in one before a schedule lowered it."""
+    """Return whether the rate is still rising in a warm-up."""
     rate = case.learning_rate()
-    if rate is None or len(rate[1]) < 2:
-        return False
-    values = rate[1]
-    before = values[max(0, len(values) - 11)]
-    return bool(values[-1] > WARM_UP * before or (_was_lowered(case) and values.max() > WARM_UP * values[0]))
-
-
-def _was_lowered(case: Case) -> bool:
-    """Return whether a schedule has lowered the rate."""
-    rate = case.learning_rate()
-    return rate is not None and bool(rate[1][-1] < RATE_DECAYED * rate[1].max())
+    return rate is not None and bool(rate[1][-1] > WARM_UP * rate[1][max(0, len(rate[1]) - 11)])
 
 
 LR_COLLAPSED = Threshold(1e-3, "rate over its highest: below it lie only the last two percent of a cosine")
