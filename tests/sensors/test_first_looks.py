@@ -174,6 +174,16 @@ def test_a_run_that_ends_without_a_step_says_that_nothing_was_written_to_the_wei
     assert seen.means("(loop):vital.written") == {0: 0.0}
 
 
+def test_an_average_of_weights_that_never_change_is_not_taken_for_a_step(tmp_path):
+    student, teacher = nn.Linear(4, 1), nn.Linear(4, 1).requires_grad_(False)
+    both = nn.ModuleDict({"student": student, "teacher": teacher})
+    with Watching(tmp_path, both, torch.optim.SGD(student.parameters(), lr=0.1)) as seen:
+        for _ in range(7):
+            student(torch.randn(8, 4)).square().mean().backward()
+            teacher.weight.lerp_(student.weight.detach(), 0.1)
+    assert seen.means("(loop):vital.written") == {0: 0.0}
+
+
 def test_another_optimizer_than_the_one_handed_in_is_the_one_that_is_watched_if_it_steps(tmp_path):
     model = nn.Linear(4, 1)
     handed_in, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))

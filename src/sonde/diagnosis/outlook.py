@@ -132,9 +132,10 @@ def is_near_chance(case: Case, share: float = 0.9) -> bool:
 
 
 def is_learning_well(case: Case) -> bool:
-    """Return whether the loss has fallen to half of its first value."""
+    """Return whether the loss has fallen to half of its first value, and not only to that of guessing."""
     learning = case.learning
-    return learning.state == "improving" and learning.recent <= 0.5 * learning.initial
+    fell = learning.state == "improving" and learning.recent <= 0.5 * learning.initial
+    return fell and not _is_worse_than_guessing(case, learning)
 
 
 def validation_loss(case: Case) -> tuple[str, NDArray[np.int64], Values] | None:

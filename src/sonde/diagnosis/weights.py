@@ -6,8 +6,8 @@ most rows of an embedding have no gradient in most steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,20 @@ class Weights:
     sizes: Values
     gradients: Values
     updates: Values
+    began_at_zero: NDArray[np.bool_]
+    """Which of them were all zeros at the first reading of the run, as half of the weights of an adapter are."""
+
+    def of(self, names: Collection[str]) -> Weights:
+        """Return only the weights of these names."""
+        mine = np.isin(self.names, list(names))
+        return replace(
+            self,
+            names=tuple(name for name in self.names if name in names),
+            sizes=self.sizes[:, mine],
+            gradients=self.gradients[:, mine],
+            updates=self.updates[:, mine],
+            began_at_zero=self.began_at_zero[mine],
+        )
 
     @property
     def update_ratio(self) -> Values:
@@ -40,30 +54,37 @@ class Weights:
     def with_gradients(self) -> Weights:
         """Return only the steps at which the gradients of all weights were read."""
         read = np.isfinite(self.gradients).all(axis=1)
-        return Weights(self.names, self.steps[read], self.sizes[read], self.gradients[read], self.updates[read])
+        return replace(
+            self,
+            steps=self.steps[read],
+            sizes=self.sizes[read],
+            gradients=self.gradients[read],
+            updates=self.updates[read],
+        )
 
     def fastest(self) -> Values:
         """Return the highest update ratio of all weights, for each step at which any was read."""
-        ratios = self.update_ratio
-        read = np.isfinite(ratios).any(axis=1)
-        result: Values = np.nanmax(ratios[read], axis=1)
+        result: Values = np.nanmax(self._paces(), axis=1)
         return result
 
     def pace(self) -> Values:
-        """Return the median over weights of the update ratio, for each step at which any was read.
+        """Return the median over weights of the update ratio, for each step at which any was read."""
+        ratios = self._paces()
+        # Leaving NaN out takes many times as long.
+        middle = np.nanmedian if np.isnan(ratios).any() else np.median
+        result: Values = middle(ratios, axis=1)
+        return result
+
+    def _paces(self) -> Values:
+        """Return the update ratios that tell how long steps are, at the steps at which any was read.
 
         Weights that start at 0, such as those of an adapter, consist of their updates: in step t the ratio is about
         1/t at any learning rate. They count only where all weights start so.
         """
         ratios = self.update_ratio
-        starts_at_zero = self.sizes[:1].sum(axis=0) == 0
-        if not starts_at_zero.all():
-            ratios = ratios[:, ~starts_at_zero]
-        read = np.isfinite(ratios).any(axis=1)
-        # Leaving NaN out takes many times as long.
-        middle = np.nanmedian if np.isnan(ratios[read]).any() else np.median
-        result: Values = middle(ratios[read], axis=1)
-        return result
+        if not self.began_at_zero.all():
+            ratios = ratios[:, ~self.began_at_zero]
+        return ratios[np.isfinite(ratios).any(axis=1)]
 
 
 def first_weights(case: Case) -> Weights:
@@ -94,7 +115,14 @@ def _weights(case: Case, panel_of: Callable[[Quantity], Panel]) -> Weights:
         sizes,
         _matching(panel_of("gradient"), names, sizes.shape),
         _matching(panel_of("update"), names, sizes.shape),
+        _began_at_zero(case, names),
     )
+
+
+def _began_at_zero(case: Case, names: list[str]) -> NDArray[np.bool_]:
+    panel = case.first_panel("parameter")
+    sizes = dict(zip(panel.names, panel.stat("rms")[0].tolist(), strict=True)) if len(panel) else {}
+    return np.array([sizes.get(name) == 0 for name in names], np.bool_)
 
 
 def is_weight(site: Site) -> bool:

@@ -110,7 +110,7 @@ def _version(step: Step) -> int:
 
 
 class Written(Sensor):
-    """How many parameters were written to in a run without a step."""
+    """How many trainable parameters were written to in a run without a step: an average of them is frozen."""
 
     produces = (WRITTEN,)
     when = at(0)
@@ -122,8 +122,8 @@ class Written(Sensor):
 
     def start(self) -> None:
         """Remember the version of each parameter."""
-        trained = [each for _, each in self.context.module_parameters() if not each.is_inference()]
-        self._versions = [(each, each._version) for each in trained]
+        known = [each for _, each in self.context.module_parameters() if not each.is_inference()]
+        self._versions = [(each, each._version) for each in known if each.requires_grad]
 
     def on_step_end(self, end: StepEnd) -> None:
         """Forget the parameters: a step was taken."""

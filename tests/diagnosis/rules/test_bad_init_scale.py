@@ -33,6 +33,59 @@ def test_gains_that_are_small_only_together_are_found(tmp_path, gain, ill):
     assert ("bad_init_scale" in kinds(found)) is ill
 
 
+@pytest.mark.parametrize(("scale", "severity"), [(0.01, "warning"), (1.0, None)])
+def test_weights_that_have_to_grow_tenfold_first_are_a_warning_though_the_run_learns(tmp_path, scale, severity):
+    model = perceptron()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    found = train(tmp_path, model, torch.optim.Adam(model.parameters(), lr=0.01), *data(), steps=80)
+    assert next((each.severity for each in found if each.kind == "bad_init_scale"), None) == severity
+
+
+@pytest.mark.parametrize(("scale", "ill"), [(0.01, True), (1.0, False)])
+def test_norms_whose_own_scales_are_almost_nothing_do_not_help(tmp_path, scale, ill):
+    torch.manual_seed(0)
+    layers = [each for _ in range(3) for each in (torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU())]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(8, 3))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    found = train(tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.05), *data(), steps=40)
+    assert ("bad_init_scale" in kinds(found, notes=False)) is ill
+
+
+@pytest.mark.parametrize(("std", "ill"), [(1.5, True), (0.25, False)])
+def test_large_weights_of_a_recurrent_model_show_in_its_first_loss(tmp_path, std, ill):
+    class Recurrent(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru, self.head = torch.nn.GRU(1, 16, batch_first=True), torch.nn.Linear(16, 1)
+
+        def forward(self, x):
+            return self.head(self.gru(x[..., None])[0][:, -1])
+
+    torch.manual_seed(0)
+    model = Recurrent()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=std)
+    x, _ = data()
+    target = x[:, -1:] / 3
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    found = train(tmp_path, model, optimizer, x, target, steps=60, loss_fn=torch.nn.functional.mse_loss)
+    assert ("bad_init_scale" in kinds(found, notes=False)) is ill
+
+
+@pytest.mark.parametrize(("shift", "layers", "ill"), [(-10.0, 3, True), (-10.0, 1, False), (1.0, 3, False)])
+def test_biases_that_outweigh_their_inputs_are_found_but_not_that_of_a_single_layer(tmp_path, shift, layers, ill):
+    model = perceptron()
+    with torch.no_grad():
+        for layer in (model[4], model[2], model[0])[:layers]:
+            layer.bias.add_(shift)
+    found = train(tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.05), *data(), steps=40)
+    assert ("bad_init_scale" in kinds(found, notes=False)) is ill
+
+
 class Unrolled(torch.nn.Module):
     """Calls one layer for every step of time."""
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from handmade import ask, found, model, module, patient
+from handmade import ask, found, loss, model, module, patient
 
 FALLING, STUCK = [2.0 * 0.95**at for at in range(60)], [2.0 - 0.005 * at for at in range(60)]
 
@@ -20,6 +20,16 @@ def test_a_share_to_keep_taken_for_the_share_to_drop_is_named():
 
 def test_it_is_a_note_where_the_model_learns_well_all_the_same():
     assert found("dropout_too_high", dropping(0.9, FALLING)).severity == "info"
+
+
+def test_it_is_no_note_where_the_loss_has_only_come_down_to_that_of_guessing():
+    def severity(guess):
+        modules = (module("a", "Linear"), module("drop", "Dropout", p=0.97))
+        facts = model("a.weight", modules=modules, order=("a", "drop"), losses=(loss("cross_entropy", classes=3),))
+        readings = {"loss:scalar": FALLING, "loss_fn:vital.running_label_entropy": [guess] * 60}
+        return found("dropout_too_high", patient(readings, facts)).severity
+
+    assert (severity(0.15), severity(1.1)) == ("warning", "info")
 
 
 @pytest.mark.parametrize(

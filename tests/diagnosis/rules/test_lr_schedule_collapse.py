@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from patients import asked, patient
 
-from sonde.core.facts import PROGRAM_EVENT, CallFacts, Facts, SchedulerFacts
+from sonde.core.facts import PROGRAM_EVENT, CallFacts, Facts, OptimizerFacts, SchedulerFacts
 from sonde.diagnosis.rules.rates import lr_schedule_collapse
 from sonde.records import Event
 
@@ -26,6 +27,34 @@ def test_schedules_that_end_low_or_begin_low_are_not():
     assert run(0.1 * 0.5 * (1 + np.cos(np.pi * steps / 200))) is None
     assert run(np.where(steps < 50, 1e-6 * (steps + 1), 0.1)) is None
     assert run([0.1 * 0.5 ** (step // 50) for step in range(200)]) is None
+
+
+@pytest.mark.parametrize(
+    ("losses", "ill"),
+    [
+        ([2.4 - 0.003 * min(step, 30) for step in range(70)], True),
+        ([2.4] * 70, False),  # it never fell: something else is wrong
+        ([2.4 - 0.03 * step for step in range(70)], False),  # it falls all the same
+    ],
+)
+def test_a_rate_that_is_a_hundredth_before_the_loss_has_fallen_is_found(losses, ill):
+    rates = [0.1 * 0.9**step for step in range(70)]
+    found = asked(lr_schedule_collapse, patient({"optimizer.group0.lr:scalar": rates, "loss:scalar": losses}))
+    assert (found is not None) is ill
+    assert not ill or "the program itself" in found.cause
+
+
+def test_the_rate_of_a_second_optimizer_counts_too():
+    known = tuple(OptimizerFacts(name=name, kind="Adam") for name in ("optimizer", "optimizer2"))
+
+    def sites(shrink):
+        rates = {"optimizer": [1e-3] * 60, "optimizer2": [1e-3 * shrink**step for step in range(60)]}
+        curves = {f"{name}.group0.lr:scalar": values for name, values in rates.items()}
+        found = asked(lr_schedule_collapse, patient(curves | {"loss:scalar": [1.0] * 60}, Facts(optimizers=known)))
+        return None if found is None else found.sites
+
+    assert sites(0.7) == ("scheduler", "optimizer2")
+    assert sites(0.99) is None
 
 
 def plateau(mode, rates):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import handmade
 import pytest
 import torch
 from programs import data, kinds, perceptron, train
@@ -70,6 +71,30 @@ def test_a_loss_that_jumps_in_the_first_steps_is_found_though_it_falls_again(tmp
         after_step=scheduler.step if ill else lambda: None,
     )  # fmt: skip
     assert ("lr_too_high" in kinds(found, notes=False)) is ill
+
+
+@pytest.mark.parametrize(("momentum", "lr", "ill"), [(0.999, 0.05, True), (0.9, 0.05, False), (0.999, 1e-5, False)])
+def test_a_momentum_that_forgets_nothing_within_the_run_is_found_where_its_steps_add_up(tmp_path, momentum, lr, ill):
+    model = perceptron()
+    found = train(tmp_path, model, torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum), *data())
+    high = [each for each in found if each.kind == "lr_too_high"]
+    assert ["1000 steps" in each.cause for each in high] == [True] * ill
+
+
+@pytest.mark.parametrize(("ends", "ill"), [(1.11, True), (0.9, False)])
+def test_a_loss_that_long_steps_throw_up_and_that_falls_only_to_that_of_guessing_is_found(ends, ill):
+    fell = [1.12, *[1.5] * 9, *[ends] * 60]
+    readings = {
+        "loss:scalar": fell,
+        "loss_fn:output": fell,
+        "loss_fn:vital.running_label_entropy": [1.1] * 70,
+        **{f"{name}.weight:parameter": [[1.0, -1.0]] * 70 for name in "ab"},
+        **{f"{name}.weight:update": [[0.5, -0.5]] * 5 + [[0.01, -0.01]] * 65 for name in "ab"},
+    }
+    shapes = {key: {"shape": (2, 1)} for key in readings if "weight" in key}
+    facts = handmade.model("a.weight", "b.weight", losses=(handmade.loss("cross_entropy", classes=3),))
+    answer = handmade.ask("lr_too_high", handmade.patient(readings, facts, about=shapes))
+    assert (answer is not None) is ill
 
 
 def test_a_loss_that_begins_at_zero_does_not_jump(tmp_path):

@@ -206,6 +206,21 @@ def test_steps_that_change_nothing_are_named():
 
 
 @pytest.mark.parametrize(
+    ("rates", "moved", "ill"),
+    [([0.0] * 60, 0.0, True), ([0.0] * 30, 0.0, False), ([0.1] + [0.0] * 59, 0.0, False), ([0.0] * 60, 0.01, False)],
+)
+def test_a_rate_of_zero_in_every_step_of_many_is_named(rates, moved, ill):
+    readings = {
+        "a.weight:parameter": [[1.0] * 4] * len(rates),
+        "a.weight:gradient": [[0.1] * 4] * len(rates),
+        "a.weight:update": [[moved] * 4] * len(rates),  # an optimizer may have its own idea of a rate
+        "optimizer.group0.lr:scalar": rates,
+    }
+    finding = ask("optimizer_step_noop", patient(readings, model("a.weight")))
+    assert (finding is not None and "is 0 in every step" in finding.cause) is ill
+
+
+@pytest.mark.parametrize(
     "case",
     [
         stepping(-0.05),

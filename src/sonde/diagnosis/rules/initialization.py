@@ -16,11 +16,13 @@ from sonde.diagnosis.ownership import output_module
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, few, rule
 from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
 from sonde.diagnosis.symptoms import BADLY_SCALED
-from sonde.diagnosis.weights import first_weights
+from sonde.diagnosis.weights import first_weights, last_weights
 from sonde.records import Evidence
 
 GAIN_HIGH = Threshold(5.0, "rms of a weight times the root of its inputs; He has 1.4, torch's default 0.6")
 GAIN_LOW = Threshold(0.05, "the same; the smallest of common recipes, GPT-2's for narrow layers, has 0.1")
+GROWN_ANEW = Threshold(10.0, "size of a weight over its first size: of what it began with nothing is left")
+BIAS_HIGH = Threshold(5.0, "size of biases at the start; torch's are below 1, that of a head for rare classes is 4.6")
 OUTPUT_STD_HIGH = Threshold(10.0, "standard deviation of a layer's outputs at the first step; He keeps it near 1")
 OUTPUT_STD_LOW = Threshold(0.01, "the same, in a model without norms")
 FADE = Threshold(1e-3, "spread of the last hidden layer over that of the first; torch's default stays above 0.05")
@@ -43,8 +45,8 @@ def bad_init_scale(case: Case) -> Found | None:
 
     For their number of inputs, they make the signal explode or fade: in one layer, over depth, or over calls.
     """
-    if (grown := _through_time(case)) is not None:
-        return grown
+    if (found := _through_time(case) or _biases(case)) is not None:
+        return found
     gains = _gains(case)
     if len(gains) < 2:
         return None
@@ -53,20 +55,66 @@ def bad_init_scale(case: Case) -> Found | None:
     low = [name for name, gain in gains.items() if 0 < gain <= GAIN_LOW]
     loud = max(outputs.values(), default=0.0)
     quiet = min(outputs.values(), default=1.0)
-    if high and loud >= OUTPUT_STD_HIGH:
+    if high and (loud >= OUTPUT_STD_HIGH or began_badly(case)):
         evidence = (
             above(f"gain of {high[0]}, its size times the root of its inputs", gains[high[0]], GAIN_HIGH),
-            above("largest standard deviation of an output at the first step", loud, OUTPUT_STD_HIGH),
+            fact("largest standard deviation of an output at the first step", loud),
         )
         return _badly_scaled(case, high, "large", evidence)
-    normalised = any("Norm" in module.kind for module in case.facts.modules)
+    normalised = _is_normalised(case)
     if len(low) >= 2 and 2 * len(low) >= len(gains) and quiet <= OUTPUT_STD_LOW and not normalised:
         evidence = (
             below(f"gain of {low[0]}, its size times the root of its inputs", gains[low[0]], GAIN_LOW),
             below("smallest standard deviation of an output at the first step", quiet, OUTPUT_STD_LOW),
         )
-        return _badly_scaled(case, low, "small", evidence)
+        found = _badly_scaled(case, low, "small", evidence)
+        return replace(found, severity="warning") if _growth(case, low) >= GROWN_ANEW else found
     return None if normalised else _through_depth(case, gains, outputs)
+
+
+def _biases(case: Case) -> Found | None:
+    """Find biases most of which begin so large that they outweigh what is added to them."""
+    panel = case.first_panel("parameter")
+    known = zip(panel.sites, panel.stat("rms")[0].tolist(), strict=True) if len(panel) else ()
+    sizes = {
+        site.name: size
+        for site, size in known
+        if len(site.shape) == 1 and "bias" in site.name.rpartition(".")[2] and "Norm" not in site.kind
+    }
+    large = sorted((name for name, size in sizes.items() if size >= BIAS_HIGH), key=sizes.__getitem__, reverse=True)
+    if len(large) < 2 or 2 * len(large) < len(sizes):
+        return None
+    return Found(
+        severity="info" if is_learning_well(case) and not wastes_steps(case) else "warning",
+        step=1,
+        sites=tuple(large[:6]),
+        evidence=(
+            above(f"size of {large[0]} at the start", sizes[large[0]], BIAS_HIGH),
+            fact("biases like this", len(large)),
+        ),
+        cause=f"The biases begin far too large, most of all {large[0]} at {sizes[large[0]]:.2g}: they outweigh what is "
+        "added to them, so that units are always on, always off or saturated.",
+        fix="Begin biases at 0, as torch's default nearly does.",
+        refute="Set all biases to 0 and train 50 steps: if the loss does not change, this finding is wrong.",
+    )
+
+
+def _is_normalised(case: Case) -> bool:
+    """Return whether norms bring the signal back to its scale: not those whose own scales are almost nothing."""
+    norms = [module.name for module in case.facts.modules if "Norm" in module.kind]
+    panel = case.first_panel("parameter")
+    sizes = dict(zip(panel.names, panel.stat("rms")[0].tolist(), strict=True)) if len(panel) else {}
+    scales = [sizes.get(f"{name}.weight", 1.0) for name in norms]
+    return bool(norms) and not np.median(scales) <= GAIN_LOW
+
+
+def _growth(case: Case, names: list[str]) -> float:
+    """Return the present size of weights over their first, median."""
+    first, last = first_weights(case), last_weights(case)
+    if first.names != last.names:
+        return 1.0
+    mine = np.isin(first.names, names) & (first.sizes[0] > 0) & np.isfinite(last.sizes[-1])
+    return float(np.median(last.sizes[-1, mine] / first.sizes[0, mine])) if mine.any() else 1.0
 
 
 def _through_depth(case: Case, gains: dict[str, float], outputs: dict[str, float]) -> Found | None:

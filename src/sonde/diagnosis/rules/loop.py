@@ -267,6 +267,7 @@ def _repeats(case: Case, track: Track, share: float) -> Found:
 
 
 NOOP_STEPS = Threshold(3, "persistence: steps in a row after which a weight is bitwise the same")
+RATE_0_STEPS = Threshold(40, "persistence: steps at a rate of 0, longer than a short warm-up")
 NOOP_RELATIVE_STEP = Threshold(1e-6, "step over weight: float32 resolves 1.2e-7, so a larger step must show")
 _RECENT: Final = 8
 _COARSE: Final = ("bfloat16", "float16", "float8")
@@ -285,11 +286,14 @@ _COARSE: Final = ("bfloat16", "float16", "float8")
     since=NOOP_STEPS,
 )
 def optimizer_step_noop(case: Case) -> Found | None:
-    """Optimizer steps leave weights bitwise unchanged, despite gradients and a learning rate."""
+    """Optimizer steps leave weights bitwise unchanged: despite gradients and a learning rate, or for want of a rate."""
     optimizers = need_optimizers(case)
     updates, gradients = case.panel("update", last=_RECENT), case.panel("gradient", last=_RECENT)
     if not updates.sites or not gradients.sites:
         raise NotMeasured("updates and gradients")
+    for optimizer in optimizers:
+        if case.num_steps >= RATE_0_STEPS and _has_no_rate(case, optimizer, updates):
+            return _without_a_rate(optimizer)
     stuck = _stuck(case, updates, gradients)
     if not stuck:
         return None
@@ -309,6 +313,29 @@ def optimizer_step_noop(case: Case) -> Found | None:
         if mine:
             return _unchanged(case, optimizer, mine)
     return None
+
+
+def _has_no_rate(case: Case, optimizer: OptimizerFacts, updates: Panel) -> bool:
+    """Return whether all rates of an optimizer were 0 all along, and none of its steps moved anything."""
+    rates = [case.learning_rate(optimizer.name, at) for at in range(len(optimizer.groups))]
+    mine = updates.pick([at for at, name in enumerate(updates.names) if name in held(optimizer)])
+    return (
+        all(rate is not None and not rate[1].any() for rate in rates)
+        and bool(mine.read.any())
+        and not np.nan_to_num(mine.stat("abs_max")).any()
+    )
+
+
+def _without_a_rate(optimizer: OptimizerFacts) -> Found:
+    return Found(
+        severity="warning",
+        step=1,
+        sites=(optimizer.name,),
+        evidence=(below("learning rate, highest so far", 0, 0, f"{optimizer.name}.group0.lr:scalar mean"),),
+        cause=f"The learning rate of {optimizer.name} is 0 in every step: it changes nothing.",
+        fix="Set a learning rate, such as lr=1e-3 for Adam or lr=0.1 for SGD, and look at what computes it.",
+        refute="Print optimizer.param_groups[0]['lr'] before a step: if it is not 0, this finding is wrong.",
+    )
 
 
 def _stuck(case: Case, updates: Panel, gradients: Panel) -> dict[str, float]:

@@ -10,7 +10,7 @@ import numpy as np
 from sonde.core import schema, signals
 from sonde.core.facts import ModuleFacts
 from sonde.diagnosis.case import Case, NotMeasured
-from sonde.diagnosis.outlook import PATIENCE, is_learning_well
+from sonde.diagnosis.outlook import PATIENCE, is_learning_well, is_near_chance
 from sonde.diagnosis.ownership import MODEL, module_of
 from sonde.diagnosis.rule import Found, Threshold, above, below, by_number, fact, few, rule
 from sonde.diagnosis.tape.flow import unregistered_dropout
@@ -422,12 +422,21 @@ def _is_own_dropout(module: ModuleFacts) -> bool:
 
 
 DROPPED_SHARE = Threshold(0.8, "share of units dropped: 0.1 to 0.5 is usual, 0.8 the most in Srivastava et al. 2014")
+DROPPED_LEVEL = Threshold(0.5, "loss over that of guessing: below, the model learns all the same")
 
 
 @rule(
     "dropout_too_high",
     needs=["facts.order"],
-    explains=["loss_oscillation"],
+    explains=[
+        "constant_output",
+        "loss_oscillation",
+        "lr_schedule_collapse",
+        "lr_too_high",
+        "lr_too_low",
+        "overfitting",
+        "vanishing_gradient",
+    ],
     fix="Write p={keep:.2g} if a share of {share:.2g} should be kept; 0.1 to 0.5 is usual.",
     refute="Train 200 steps with p=0.2: if the loss does not fall further, this finding is wrong.",
     since=PATIENCE,
@@ -439,7 +448,8 @@ def dropout_too_high(case: Case) -> Found | None:
     if not high:
         return None
     names, share = [each.name for each in high], max(map(_share, high))
-    harmless = case.learning.points < PATIENCE or case.learning.state == "unknown" or is_learning_well(case)
+    known = case.learning.points >= PATIENCE and case.learning.state != "unknown"
+    harmless = not known or (is_learning_well(case) and not is_near_chance(case, DROPPED_LEVEL))
     return Found(
         severity="info" if harmless else "warning",
         step=1,

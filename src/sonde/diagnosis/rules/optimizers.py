@@ -180,10 +180,25 @@ def _far_above(case: Case, norms: Track, limits: Track) -> Found | None:
 
 
 def _severity_of_clipping(case: Case, name: str, factor: float) -> Severity:
+    if factor >= CLIPPED_GRAVE and any(_is_outweighed(case, each) for each in case.facts.optimizers):
+        return "warning"
     # Adam divides by the size of the gradient: clipping by a constant factor cancels out.
     adaptive = any(each.traits.adaptive for each in case.facts.optimizers if each.name == name)
     short = factor >= CLIPPED_GRAVE and not adaptive
     return "warning" if short and (is_failing(case) or _crawls(case)) else "info"
+
+
+def _is_outweighed(case: Case, optimizer: OptimizerFacts) -> bool:
+    """Return whether weight decay adds more to the gradients than clipping has left of them, and weights shrink."""
+    if optimizer.traits.decoupled_decay:
+        return False
+    try:
+        first, last = first_weights(case), last_weights(case)
+    except NotMeasured:
+        return False
+    mine = [at for at, name in enumerate(first.names) if name in held(optimizer)]
+    decay = min((_number(group, "weight_decay") for group in optimizer.groups), default=0.0)
+    return decay > 0 and first.names == last.names and bool(mine) and _decides(first, last, mine, decay) > 0
 
 
 def _crawls(case: Case) -> bool:
@@ -274,7 +289,14 @@ DECAY_STEPS = Threshold(20, "steps in which weights shrink")
 @rule(
     "weight_decay_too_large",
     needs=["gradient", "parameter", "update", "facts.order"],
-    explains=[*TOO_FAR, "class_imbalance_collapse", "lr_too_high", "lr_too_low"],
+    explains=[
+        *TOO_FAR,
+        "class_imbalance_collapse",
+        "lr_schedule_collapse",
+        "lr_too_high",
+        "lr_too_low",
+        "optimizer_step_noop",
+    ],
     fix="Divide weight_decay by 100 or more; 1e-4 is usual for SGD, 0.01 for AdamW.",
     refute="Train 100 steps with weight_decay=0: if the loss does not fall either, this finding is wrong.",
     since=DECAY_STEPS,
@@ -295,11 +317,9 @@ def weight_decay_too_large(case: Case) -> Found | None:
             if not decay > 0 or not chosen or first.names != last.names:
                 continue
             left = _left(first, last, chosen)
-            adds = not optimizer.traits.decoupled_decay and case.num_steps >= PULL_STEPS
-            if adds and np.median(left) <= PULLED_TO:
-                pull = min(_pull(weights, chosen, decay) for weights in (first, last))
-                if pull >= DECAY_PULL:
-                    return _pulled(optimizer, decay, pull, [first.names[index] for index in chosen])
+            pull = 0.0 if optimizer.traits.decoupled_decay else _decides(first, last, chosen, decay)
+            if pull and case.num_steps >= PULL_STEPS:
+                return _pulled(optimizer, decay, pull, [first.names[index] for index in chosen])
             gone = left <= DECAY_LEFT
             if gone.mean() < DECAY_SHARE or not is_failing(case):
                 continue
@@ -327,6 +347,18 @@ def _pull(weights: Weights, chosen: list[int], decay: float) -> float:
         shares = decay * weights.sizes[:, chosen] / weights.gradients[:, chosen]
     known = shares[~np.isnan(shares)]
     return float(np.median(known)) if len(known) else 0.0
+
+
+def _decides(first: Weights, last: Weights, chosen: list[int], decay: float) -> float:
+    """Return what the decay added to the gradients over what the loss did, if it decided where weights went; else 0.
+
+    It outweighs the loss to the end, or did so until weights were so small that both balance. Where the loss never adds
+    anything, as to the weights of dead units, the decay is not the reason.
+    """
+    pulls, left = [_pull(weights, chosen, decay) for weights in (first, last)], np.median(_left(first, last, chosen))
+    settled = left <= DECAY_LEFT and pulls[0] >= DECAY_PULL
+    outweighs = left <= PULLED_TO and min(pulls) >= DECAY_PULL
+    return pulls[0] if (settled or outweighs) and min(pulls) < math.inf else 0.0
 
 
 def _must_shrink(case: Case, optimizer: OptimizerFacts, at: int) -> bool:

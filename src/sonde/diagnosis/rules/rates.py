@@ -13,6 +13,7 @@ from sonde.core.metric_names import better_direction
 from sonde.diagnosis.case import Case, NotMeasured, run_length
 from sonde.diagnosis.learning import judge
 from sonde.diagnosis.outlook import chance_loss, is_failing, is_learning_well, is_near_chance
+from sonde.diagnosis.ownership import held
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.symptoms import TOO_FAR
 from sonde.diagnosis.track import Values
@@ -26,6 +27,8 @@ OVERSHOOT = Threshold(1.5, "highest loss over the first: with random labels or a
 JUMP = Threshold(2.0, "highest of the first 20 losses over the first, as a median of three: batches scatter less")
 JUMP_FAR = Threshold(10.0, "the same of single losses, where the loss comes back soon")
 JUMP_SHARE = Threshold(0.05, "share of the losses that are as far above the first: it comes back late")
+MEMORY = Threshold(1.0, "steps that momentum averages over, over those of the whole run: nothing is forgotten")
+MEMORY_GROWTH = Threshold(1.5, "size of the weights over their first size, median: steps have added up")
 _FIRST_LOSSES: Final = 20
 _WINDOW: Final = 3
 """Losses whose median is a level: one odd batch is no jump."""
@@ -34,7 +37,7 @@ _WINDOW: Final = 3
 @rule(
     "lr_too_high",
     needs=["gradient", "parameter", "update", "facts.order", signals.BACKWARDS_ADDED, signals.BACKWARDS_SEEN],
-    explains=[*TOO_FAR],
+    explains=[*TOO_FAR, "overfitting"],
     fix="Divide the learning rate by 10 (or find one with sonde.checkup), or warm it up.",
     refute="Train 100 steps at a tenth of the rate: if the loss does not fall either, this finding is wrong.",
     since=8,
@@ -42,9 +45,12 @@ _WINDOW: Final = 3
 def lr_too_high(case: Case) -> Found | None:
     """The learning rate is too high: steps are long, and the loss does not fall, or jumps in the first steps.
 
-    A loss that has jumped far above its start may fall again, but what the weights began with is lost.
+    A loss that has jumped far above its start may fall again, but what the weights began with is lost. A momentum that
+    is so high that the run ends before the first gradient is forgotten makes steps that only add up.
     """
     found = case.need_loss()
+    if (endless := _never_forgets(case)) is not None:
+        return endless
     first = first_weights(case)
     early, late = first.pace(), last_weights(case).pace()
     if not len(early):
@@ -54,7 +60,7 @@ def lr_too_high(case: Case) -> Found | None:
     if leaps >= PACE_STEPS and _jumps(found[1], first) and not _tries_steps(case):
         why = f"the first steps raise the loss to {overshoot:.3g} times its first value."
         return _too_long(case, first, _evidence(early, late, overshoot), why)
-    if not is_failing(case):
+    if not is_failing(case) and (not is_near_chance(case, 1.0) or _tries_steps(case)):
         return None
     if case.learning.state == "broken" and not _was_failing_before(found[1], early):
         return None
@@ -67,6 +73,42 @@ def lr_too_high(case: Case) -> Found | None:
         if fast >= PACE_STEPS:
             return _too_long(case, first, evidence)
     return None
+
+
+def _never_forgets(case: Case) -> Found | None:
+    """Find a momentum that averages over more steps than the whole run has, in weights that have grown."""
+    first, last = first_weights(case), last_weights(case)
+    if not case.final or first.names != last.names or not len(first.steps):
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        growth = last.sizes[-1] / first.sizes[0]
+    for optimizer in case.facts.optimizers:
+        mine = np.isin(first.names, held(optimizer)) & np.isfinite(growth)
+        momentum = max((_momentum(case, optimizer.name, at) for at in range(len(optimizer.groups))), default=0.0)
+        steps = 1 / max(1 - momentum, 1e-9)
+        grown = float(np.median(growth[mine])) if mine.any() else 0.0
+        if momentum < 1 and steps >= MEMORY * case.step and grown >= MEMORY_GROWTH:
+            return Found(
+                severity="warning",
+                step=1,
+                sites=(optimizer.name,),
+                evidence=(
+                    above("steps that momentum averages over", steps, MEMORY * case.step),
+                    above("size of the weights over their first size, median", grown, MEMORY_GROWTH),
+                ),
+                cause=f"A momentum of {momentum:g} averages gradients over {steps:.0f} steps, more than the "
+                f"{case.step} of the whole run: nothing is forgotten, so steps grow up to {steps:.0f} times as "
+                "long as the rate says, and go on after the gradient has turned.",
+                fix="Use momentum=0.9, which averages over ten steps.",
+                refute="Train with momentum=0.9: if the loss swings as much and ends no lower, this finding is wrong.",
+            )
+    return None
+
+
+def _momentum(case: Case, optimizer: str, group: int) -> float:
+    """Return the lowest momentum of a group; a schedule may change it."""
+    curve = case.scalar(f"{optimizer}.group{group}.momentum")
+    return 0.0 if curve is None else float(curve[1].min())
 
 
 def _was_failing_before(losses: Values, early: Values) -> bool:
@@ -147,6 +189,7 @@ PACE_VERY_LOW = Threshold(1e-5, "update over weight: a weight changes by a tenth
 PACE_LOW = Threshold(1e-4, "the same; as a rule of thumb its log10 lies between -4 and -1 in runs that learn")
 PACE_SLOW = Threshold(1e-3, "the same where the loss falls, but slowly, at the level of guessing")
 PULL_LOW = Threshold(1e-6, "gradient over weight: below, there is no gradient to follow, which is another fault")
+NEGLIGIBLE = Threshold(2**-9, "share of its size that the fastest weight can have moved in all: bfloat16 rounds by it")
 WARM_UP = Threshold(1.05, "rate over that ten steps before: still rising")
 RATE_DECAYED = Threshold(0.1, "rate over its highest: lowered by a schedule")
 
@@ -161,48 +204,78 @@ RATE_DECAYED = Threshold(0.1, "rate over its highest: lowered by a schedule")
 def lr_too_low(case: Case) -> Found | None:
     """The learning rate is too low: weights hardly change, and the loss does not fall."""
     case.need_loss()
-    weights = last_weights(case)
-    pace = weights.fastest()
-    if len(pace) < PACE_LOW_STEPS or case.learning.state not in ("flat", "worse") or _is_scheduled(case):
+    first, last = first_weights(case), last_weights(case)
+    if case.step < PACE_LOW_STEPS or _is_rising(case):
         return None
-    # A model that starts out trained hardly changes either, but its loss is far below that of guessing.
-    known = chance_loss(case) is not None
-    limit = PACE_VERY_LOW
-    if known and is_near_chance(case):
-        limit = PACE_SLOW if case.learning.falls else PACE_LOW
-    highest = float(pace[-int(PACE_LOW_STEPS) :].max())
-    gradients = weights.gradient_ratio[-5:, -1]
-    if highest >= limit or not np.nanmax(np.nan_to_num(gradients)) > 0:
+    if _says_nothing(case):
+        # One of several optimizers may stand still while the others move.
+        parts = [each.name for each in case.facts.optimizers], [held(each) for each in case.facts.optimizers]
+        limit = float(NEGLIGIBLE) / case.step
+    else:
+        parts, limit = (["optimizer"], [first.names]), _slowest(case)
+    for name, mine in zip(*parts, strict=True):
+        if (found := _too_short(case, name, first.of(mine), last.of(mine), limit)) is not None:
+            return found
+    return None
+
+
+def _too_short(case: Case, optimizer: str, first: Weights, last: Weights, limit: float) -> Found | None:
+    """Find weights none of which moves as fast as the limit, though gradients reach them."""
+    rate, pace = case.learning_rate(optimizer), last.fastest()[-int(PACE_LOW_STEPS) :]
+    # Where a schedule has lowered the rate, the steps before count.
+    if rate is not None and rate[1][-1] < RATE_DECAYED * rate[1].max():
+        if rate[0][rate[1].argmax()] not in [*first.steps, *last.steps]:
+            return None
+        pace = np.concatenate([first.fastest(), last.fastest()])
+    if not len(pace) or pace.max() >= limit:
         return None
-    alive = float(np.nanmax(gradients))
+    gradients = last.gradient_ratio[-5:]
+    reached = np.flatnonzero(np.isfinite(gradients).any(axis=0))
+    alive = float(np.nanmax(gradients[:, reached[-1]])) if len(reached) else 0.0
     if alive < PULL_LOW:
         return None
-    rate = case.learning_rate()
     return Found(
-        step=int(weights.steps[0]),
-        sites=("optimizer",),
+        step=int(last.steps[0]),
+        sites=(optimizer,),
         evidence=(
-            below("update of a weight over its size, fastest weight, highest of the last steps", highest, limit),
-            fact("gradient of the last weight over its size", alive, f"{weights.names[-1]}:gradient rms"),
+            below("update of a weight over its size, fastest weight, highest of the last steps", pace.max(), limit),
+            fact("gradient of the last weight over its size", alive, f"{last.names[reached[-1]]}:gradient rms"),
             fact("learning rate", float("nan") if rate is None else float(rate[1][-1])),
         ),
-        cause="The learning rate is too low: steps hardly change the weights, and the loss does not fall.",
+        cause="The learning rate is too low: steps hardly change the weights, "
+        + ("and the loss does not fall." if case.learning.failed else "all steps of the run no more than rounding."),
     )
 
 
-def _is_scheduled(case: Case) -> bool:
-    """Return whether the rate is rising in a warm-up, or was lowered by a schedule."""
+def _says_nothing(case: Case) -> bool:
+    """Return whether a run is over whose loss tells nothing of progress, as that of a policy or of a game."""
+    learning = case.learning
+    return case.final and (learning.state == "unknown" or (learning.state == "improving" and not learning.falls))
+
+
+def _slowest(case: Case) -> float:
+    """Return the update over weight below which a run as this one is too slow; 0 if it is learning.
+
+    A model that starts out trained hardly changes either, but its loss is far below that of guessing.
+    """
+    if case.learning.state not in ("flat", "worse"):
+        return 0.0
+    if chance_loss(case) is None or not is_near_chance(case):
+        return float(PACE_VERY_LOW)
+    return float(PACE_SLOW if case.learning.falls else PACE_LOW)
+
+
+def _is_rising(case: Case) -> bool:
+    """Return whether the rate is still rising in a warm-up."""
     rate = case.learning_rate()
-    if rate is None or len(rate[1]) < 2:
-        return False
-    values = rate[1]
-    before = values[max(0, len(values) - 11)]
-    return bool(values[-1] > WARM_UP * before or values[-1] < RATE_DECAYED * values.max())
+    return rate is not None and bool(rate[1][-1] > WARM_UP * rate[1][max(0, len(rate[1]) - 11)])
 
 
 LR_COLLAPSED = Threshold(1e-3, "rate over its highest: below it lie only the last two percent of a cosine")
 LR_COLLAPSED_STEPS = Threshold(6, "persistence: steps")
 LR_COLLAPSED_SHARE = Threshold(0.1, "share of the run: five times the end of a cosine")
+LR_SPENT = Threshold(1e-2, "rate over its highest, where the loss was still falling and is as bad as guessing")
+LR_SPENT_SHARE = Threshold(0.3, "share of the run at that rate: steps by ten at a half and three quarters leave less")
 LR_USEFUL_STEPS = Threshold(300, "steps until then: a schedule this short was made for epochs, not batches")
 SCHEDULE_MOST = Threshold(0.9, "calls of scheduler.step() per step: once per batch")
 WARM_UP_STEPS = Threshold(5, "readings of the rate in one rise: with fewer it may be chance")
@@ -225,40 +298,56 @@ def lr_schedule_collapse(case: Case) -> Found | None:
     """The schedule is run through early in the training: the rate is almost nothing, or goes up and down."""
     if (found := _counts_batches(case) or _follows_a_score(case)) is not None:
         return found
-    rate = case.learning_rate()
-    if rate is None:
+    names = [optimizer.name for optimizer in case.facts.optimizers] or ["optimizer"]
+    rates = [(name, rate) for name in names if (rate := case.learning_rate(name)) is not None]
+    if not rates:
         raise NotMeasured("learning rates")
-    steps, values = rate
-    if (found := _starts_over(steps, values)) is not None:
-        return found
+    for name, (steps, values) in rates:
+        found = _starts_over(steps, values) or _is_spent(case, name, steps, values)
+        if found is not None:
+            return found
+    return None
+
+
+def _is_spent(case: Case, optimizer: str, steps: NDArray[np.int64], values: Values) -> Found | None:
+    """Find a rate that is almost nothing for much of the run, after few steps."""
     peak = float(values.max())
     if not peak > 0:
         return None
-    gone = values <= LR_COLLAPSED * peak
-    since_peak = np.arange(len(values)) > int(values.argmax())  # a warm-up starts near 0
-    idle = run_length(gone & since_peak)
-    if idle < LR_COLLAPSED_STEPS:
+    start, limit, least = _gone(values, LR_COLLAPSED), LR_COLLAPSED, LR_COLLAPSED_SHARE
+    if len(values) - start < LR_COLLAPSED_STEPS and is_failing(case):
+        start, limit, least = _gone(values, LR_SPENT), LR_SPENT, LR_SPENT_SHARE
+        if start < len(values) and not _was_falling(case, int(steps[start])):
+            return None
+    if len(values) - start < LR_COLLAPSED_STEPS:
         return None
-    start = len(values) - idle
     useful, total = int(steps[start] - steps[0]), int(steps[-1] - steps[0] + 1)
     share = (total - useful) / total
-    if share < LR_COLLAPSED_SHARE or useful > LR_USEFUL_STEPS:
+    if share < least or useful > LR_USEFUL_STEPS:
         return None
     why, fix = "it is stepped once per batch, but was made for epochs.", ""
+    if case.facts.scheduler is None and not case.facts.calls("scheduler.step"):
+        why, fix = "the program itself lowers it again and again.", "Lower it once per epoch, or by less."
     if _waits_for_a_rise(case):
         why, fix = _PLATEAU_OF_A_LOSS
     return Found(
         severity=_severity(case, int(steps[start])),
         step=int(steps[start]),
-        sites=("scheduler", "optimizer"),
+        sites=("scheduler", optimizer),
         evidence=(
-            below("learning rate over its highest", values[-1] / peak, LR_COLLAPSED, "optimizer.group0.lr:scalar mean"),
-            above("share of the run spent at that rate", share, LR_COLLAPSED_SHARE),
+            below("learning rate over its highest", values[-1] / peak, limit, f"{optimizer}.group0.lr:scalar mean"),
+            above("share of the run spent at that rate", share, least),
             fact("steps until then", useful),
         ),
-        cause=f"The schedule has lowered the learning rate to almost nothing after {useful} steps: {why}",
+        cause=f"The learning rate of {optimizer} has come down to almost nothing after {useful} steps: {why}",
         fix=fix,
     )
+
+
+def _gone(values: Values, limit: float) -> int:
+    """Return from which reading on a rate stays below a share of its peak, after that: a warm-up starts near 0."""
+    low = (values <= limit * values.max()) & (np.arange(len(values)) > int(values.argmax()))
+    return len(values) - run_length(low)
 
 
 def _counts_batches(case: Case) -> Found | None:
@@ -354,7 +443,8 @@ def _was_falling(case: Case, gone: int) -> bool:
     if found is None or is_learning_well(case):
         return False
     steps, losses = found
-    return judge(losses[steps <= gone]).state == "improving"
+    until = judge(losses[steps <= gone])
+    return until.state == "improving" or until.falls
 
 
 def _waits_for_a_rise(case: Case) -> bool:
