@@ -3093,3 +3093,16 @@ def test_a_score_that_should_be_minus_the_noise_has_no_wrong_sign(sign, ill, tmp
             (sign * (model(ROWS[:16] + noise) + noise).square().mean()).backward()
             optimizer.step()
     assert ("loss_sign_flipped" in [finding.kind for finding in session.findings]) is ill
+
+
+def test_a_long_chain_of_operations_is_given_up_and_fails_no_rule(tmp_path, caplog):
+    def loss_of(model, x, y):
+        total = torch.zeros(())
+        for _ in range(300):
+            total = total * 0.5 + 0.01
+        return F.cross_entropy(model(x), y) + total
+
+    case = taped(tmp_path / "run", mlp(), (ROWS, LABELS), loss_of)
+    reading = case.taped
+    assert reading is not None
+    assert reading.numbers.of(reading.terms[-1].value) is None

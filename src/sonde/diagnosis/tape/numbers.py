@@ -17,7 +17,8 @@ from sonde.core.tape import Op, Tape, number, references
 Numbers = NDArray[Any]
 MAX_ELEMENTS: Final = 1 << 22
 """Larger results are not computed: rules run while a program trains."""
-MAX_DEPTH: Final = 400
+MAX_DEPTH: Final = 120
+"""Operations in a row: each takes six calls inside each other, and Python allows a thousand."""
 MAX_PRODUCTS: Final = 1 << 26
 """Multiplications of a product of matrices: some tens of milliseconds."""
 
