@@ -202,7 +202,7 @@ def _is_scheduled(case: Case) -> bool:
 
 LR_COLLAPSED = Threshold(1e-3, "rate over its highest: below it lie only the last two percent of a cosine")
 LR_COLLAPSED_STEPS = Threshold(6, "persistence: steps")
-LR_COLLAPSED_SHARE = Threshold(0.1, "share of the run: five times the end of a cosine")
+LR_COLLAPSED_SHARE = Threshold(0.4, "share of the run: a schedule that is meant to end low spends less there")
 LR_USEFUL_STEPS = Threshold(300, "steps until then: a schedule this short was made for epochs, not batches")
 SCHEDULE_MOST = Threshold(0.9, "calls of scheduler.step() per step: once per batch")
 WARM_UP_STEPS = Threshold(5, "readings of the rate in one rise: with fewer it may be chance")
