@@ -41,6 +41,11 @@ class Learning:
         """Whether the loss is known not to have improved."""
         return self.state in ("flat", "worse", "broken")
 
+    @property
+    def may_have_fallen(self) -> bool:
+        """Whether the level is lower than at the start, be it by no more than noise could make it."""
+        return self.recent < self.initial - RELATIVE * abs(self.initial)
+
 
 def judge(losses: Values) -> Learning:
     """Judge a curve of losses, oldest first.

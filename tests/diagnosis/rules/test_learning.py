@@ -85,3 +85,11 @@ def test_a_sum_over_time_steps_is_not_compared_with_a_guess_of_one(calls, failin
     sites = {"loss:scalar": list(total), "loss_fn:output": list(total / 20)}
     sites |= {f"loss_fn:output#{call}": list(total / 20) for call in range(1, calls)}
     assert is_failing(patient(sites, facts)) is failing
+
+
+@pytest.mark.parametrize(("entropy", "state"), [(0.0, "unknown"), (1.5, "worse")])
+def test_a_loss_with_a_single_label_may_rise_as_its_other_keys_get_harder(entropy, state):
+    facts = Facts(losses=(LossFacts(kind="cross_entropy", settings={"reduction": "mean"}, classes=10),))
+    losses = [2.1, *np.linspace(5.2, 3.3, 59)]
+    case = patient({"loss_fn:output": losses, "loss_fn:vital.running_label_entropy": [entropy] * 60}, facts)
+    assert case.learning.state == state

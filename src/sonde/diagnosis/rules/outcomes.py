@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sonde.diagnosis.case import Case, NotMeasured, run_length
 from sonde.diagnosis.dynamics import CERTAIN, FAR_ABOVE, REGULAR
-from sonde.diagnosis.learning import RELATIVE, judge
+from sonde.diagnosis.learning import judge
 from sonde.diagnosis.outlook import (
     chance_loss,
     is_averaged,
@@ -80,7 +80,7 @@ def not_learning(case: Case) -> Found | None:
     chance = chance_loss(case)
     if learning.margin > NOISY_LOSS * abs(learning.initial):
         return None
-    if learning.recent < learning.initial - RELATIVE * abs(learning.initial):  # it fell, by no more than it scatters
+    if learning.may_have_fallen:
         return None
     if learning.initial == 0 or (chance is not None and learning.initial < TRAINED * chance):
         return None

@@ -54,7 +54,7 @@ def lr_too_high(case: Case) -> Found | None:
     if leaps >= PACE_STEPS and _jumps(found[1], first) and not _tries_steps(case):
         why = f"the first steps raise the loss to {overshoot:.3g} times its first value."
         return _too_long(case, first, _evidence(early, late, overshoot), why)
-    if not is_failing(case):
+    if not is_failing(case) or (case.learning.state == "flat" and case.learning.may_have_fallen):
         return None
     if case.learning.state == "broken" and not _was_failing_before(found[1], early):
         return None
