@@ -16,8 +16,8 @@ from sonde.core import tape as tapes
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.rule import on_tape
 from sonde.diagnosis.rules import RULES
-from sonde.diagnosis.tape.losses import is_policy_objective
 from sonde.diagnosis.tape.pairing import scored_in_loss
+from sonde.diagnosis.tape.roles import is_policy_objective
 from sonde.diagnosis.tape.signs import drawn_to_targets
 from sonde.diagnosis.tape.tokens import wraps_around
 from sonde.diagnosis.tape.unused import ignored_argument, unread_outputs
@@ -825,6 +825,8 @@ class Forgetful(nn.Module):
     def forward(self, x):
         if self.what == "state":
             return self.last(self._read(x))
+        if self.what == "end":
+            return self._read_and_answer(x)
         hidden = self.first(x)
         if self.what == "rows":
             return self.last(hidden - hidden.mean(1 if self.keeps else 0, keepdim=True))
@@ -837,6 +839,13 @@ class Forgetful(nn.Module):
             new = self.cell(x[:, step], state)
             state = new if self.keeps else state
         return new
+
+    def _read_and_answer(self, x):
+        state, answer = x.new_zeros(len(x), 16), 0
+        for step in range(TIME):
+            answer = answer + self.last(state)
+            state = self.cell(x[:, step], state)
+        return answer
 
 
 class Clocked(nn.Module):
@@ -980,6 +989,7 @@ HEALTHY |= {
     "an activation": (Forgetful("relu", keeps=True), (ROWS, LABELS), cross_entropy),
     "a masked copy": (Forgetful("mask", keeps=True), (ROWS, LABELS), cross_entropy),
     "a state that is passed on": (Forgetful("state", keeps=True), (SERIES, LABELS), cross_entropy),
+    "a state that is last changed when all is said": (Forgetful("end", keeps=True), (SERIES, LABELS), cross_entropy),
     "a pass that learns the shapes": (
         mlp(), (ROWS, LABELS), lambda model, x, y: (model(x.detach()), F.cross_entropy(model(x), y))[1]),
     "losses that are added": (mlp(), (SERIES, LABELS), by_steps(adds=True)),
@@ -2829,15 +2839,19 @@ def test_rows_that_are_scored_beside_a_loss_that_has_them_are_found(tmp_path, lo
     assert (scored_in_loss(case) is not None) is (loss_over == "both")
 
 
-@pytest.mark.parametrize("how", ["log-probability", "ratio", "clipped ratio", "labels"])
+@pytest.mark.parametrize("how", ["log-probability", "ratio", "clipped ratio", "probabilities", "numbers", "labels"])
 def test_objectives_of_a_policy_are_distinguished_from_losses(tmp_path, how):
     credits, before = torch.randn(SAMPLES), torch.full((SAMPLES,), -1.1)
 
     def loss_of(model, x, y, credit, old):
         new = F.log_softmax(model(x), 1).gather(1, y[:, None])[:, 0]
+        if how == "probabilities":
+            new = torch.distributions.Categorical(model(x).softmax(1)).log_prob(y)
+        elif how == "numbers":
+            new = torch.distributions.Normal(model(x)[:, 0], 1.0).log_prob(x[:, 0])
         if how == "labels":
             return -new.mean()
-        if how == "log-probability":
+        if how in ("log-probability", "probabilities", "numbers"):
             return -(new * credit).mean()
         ratio = (new - old).exp()
         clipped = ratio.clamp(0.8, 1.2) if how == "clipped ratio" else ratio

@@ -341,7 +341,8 @@ class Case:
 
         Where several optimizers take turns, as in a GAN, each may make the other's loss worse: nothing can be said.
         Where they step one after the other on the gradients of one loss, it is judged like that of a single one.
-        Nor can anything be said of a loss whose targets grow with what the model has learnt.
+        Nor can anything be said of a loss whose targets grow with what the model has learnt, or of one that rises and
+        has a single label, as where one key is right and all others come from a queue that the model fills.
         """
         return self.once("learning", self._judge_loss)
 
@@ -351,7 +352,12 @@ class Case:
             return Learning("unknown")
         learning = judge(found[1])
         moves = any(each.has_moving_target for each in self.rounds)
-        return Learning("unknown") if moves and learning.state != "broken" else learning
+        grows_harder = learning.state == "worse" and self._has_one_label()
+        return Learning("unknown") if grows_harder or (moves and learning.state != "broken") else learning
+
+    def _has_one_label(self) -> bool:
+        entropy = self.vital(signals.LOSS, signals.RUNNING_LABEL_ENTROPY)
+        return self.loss_facts("cross_entropy") is not None and entropy is not None and not entropy.numbers().any()
 
     @property
     def dynamics(self) -> Dynamics:

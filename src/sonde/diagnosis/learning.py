@@ -41,6 +41,11 @@ class Learning:
         """Whether the loss is known not to have improved."""
         return self.state in ("flat", "worse", "broken")
 
+    @property
+    def may_have_fallen(self) -> bool:
+        """Whether the level is lower than at the start, be it by no more than noise could make it."""
+        return self.recent < self.initial - RELATIVE * abs(self.initial)
+
 
 def judge(losses: Values) -> Learning:
     """Judge a curve of losses, oldest first.
@@ -67,7 +72,8 @@ def judge(losses: Values) -> Learning:
     steps = np.diff(losses)
     noise = mad(steps) / np.sqrt(2)
     # The difference of two medians is uncertain by about this much; below it nothing can be said to have moved.
-    margin = max(RELATIVE * abs(initial), 2.5 * noise * 1.253 * np.sqrt(1 / START + 1 / len(tail)))
+    known = 1 if thrown_off else START
+    margin = max(RELATIVE * abs(initial), 2.5 * noise * 1.253 * np.sqrt(1 / known + 1 / len(tail)))
     state: State = "flat"
     # A fall from where the first steps threw it to is none, unless it ends well below where it began.
     change, certain = _trend(losses)

@@ -24,6 +24,8 @@ WASTED: Final = 0.05
 """Share of a run's losses that may be far above that of guessing."""
 GENERALISES: Final = 0.8
 """Share of the fall of the training loss that the validation loss must show, from the same start."""
+_SEVERAL: Final = 1.5
+"""A sum of two calls or more over one of them; their average is about 1."""
 _LAST_EVALUATIONS: Final = 3
 _CERTAIN: Final = 4.0
 _CLASS_LOSSES: Final = ("cross_entropy", "nll_loss")
@@ -63,7 +65,19 @@ def _binary_chance(case: Case, loss: LossFacts) -> float:
 def is_averaged(case: Case) -> bool:
     """Return whether the loss is an average, so that it can be compared with `chance_loss`."""
     loss = case.loss_facts()
-    return loss is not None and len(case.facts.losses) == 1 and loss.settings.get("reduction", "mean") == "mean"
+    if loss is None or len(case.facts.losses) != 1 or loss.settings.get("reduction", "mean") != "mean":
+        return False
+    return not case.once("adds up calls", lambda: _adds_up_calls(case))
+
+
+def _adds_up_calls(case: Case) -> bool:
+    """Return whether the loss is a sum of several calls of its function, such as one for each time step."""
+    total, one = case.loss(), case.track(f"{signals.LOSS}:output")
+    if total is None or one is None or not case.has_site(f"{signals.LOSS}:output#1"):
+        return False
+    _, of_total, of_one = np.intersect1d(total[0], one.steps, return_indices=True)
+    ratios = total[1][of_total] / one.numbers()[of_one]
+    return bool(len(ratios) and np.median(ratios) > _SEVERAL)
 
 
 def is_failing(case: Case) -> bool:
@@ -80,17 +94,21 @@ def is_better_than_guessing(case: Case, least: float = RELATIVE) -> bool:
     """Return whether a loss that started near that of guessing has fallen below it, certainly and by a share.
 
     Where labels are noisy there is little to learn, and the first few losses scatter as widely as what was learnt. The
-    loss of guessing is known exactly, so the mean of the later half of the run is compared with that.
+    loss of guessing is known exactly, so the mean of the later half of the run is compared with that. A start that
+    only happens to be low, by no more than losses scatter, is one near guessing.
     """
     learning, chance, found = case.learning, chance_loss(case), case.loss()
-    if chance is None or chance <= 0 or found is None or not is_averaged(case) or learning.initial < 0.9 * chance:
+    if chance is None or chance <= 0 or found is None or not is_averaged(case):
+        return False
+    highest = learning.initial + learning.margin
+    if highest < 0.9 * chance:
         return False
     later = found[1][len(found[1]) // 2 :]
     if len(later) < PATIENCE or not np.isfinite(later).all():
         return False
     error = float(later.std(ddof=1)) / math.sqrt(len(later))
     below = chance - float(later.mean())
-    return learning.recent < learning.initial and below > least * chance and below > _CERTAIN * error
+    return learning.recent < highest and below > least * chance and below > _CERTAIN * error
 
 
 def _is_worse_than_guessing(case: Case, learning: Learning) -> bool:

@@ -64,6 +64,7 @@ class Average:
 
 SHARES = {
     "constant": lambda step: 0.99,
+    "short": lambda step: 0.8,
     "rising": lambda step: min(0.999, (1 + step) / (10 + step)),
     "copied at first": lambda step: 0.0 if step < 40 else 0.95,
     "now and then": lambda step: 1.0 if step % 10 else 0.0,

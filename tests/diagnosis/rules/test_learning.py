@@ -63,3 +63,33 @@ def test_a_loss_just_below_that_of_guessing_was_learnt_if_it_is_certain(level, m
 
 def test_a_model_that_began_as_well_as_it_is_has_not_learnt():
     assert not is_better_than_guessing(noisy_labels(0.5, first=0.5))
+
+
+@pytest.mark.parametrize(("scatter", "well"), [(0.15, True), (0.02, False)])
+def test_a_start_that_only_happens_to_be_low_is_one_near_guessing(scatter, well):
+    losses = np.concatenate([np.full(5, 0.5), np.full(195, 0.48)]) + scatter * np.tile([1.0, -1.0, 0.0, 0.0], 50)
+    facts = Facts(losses=(LossFacts(kind="cross_entropy", settings={"reduction": "mean"}, classes=2),))
+    assert is_better_than_guessing(patient({"loss_fn:output": list(losses)}, facts)) is well
+
+
+def test_a_single_first_loss_is_less_certain_than_five():
+    scatter = np.random.default_rng(0).standard_normal(200)
+    usual, thrown = np.full(200, 6.0) + scatter, np.concatenate([[2.0], np.full(199, 6.0) + scatter[1:]])
+    assert judge(thrown).margin > 1.5 * judge(usual).margin
+
+
+@pytest.mark.parametrize(("calls", "failing"), [(1, True), (2, False)])
+def test_a_sum_over_time_steps_is_not_compared_with_a_guess_of_one(calls, failing):
+    total = np.linspace(60.0, 20.0, 60)
+    facts = Facts(losses=(LossFacts(kind="cross_entropy", settings={"reduction": "mean"}, classes=10),))
+    sites = {"loss:scalar": list(total), "loss_fn:output": list(total / 20)}
+    sites |= {f"loss_fn:output#{call}": list(total / 20) for call in range(1, calls)}
+    assert is_failing(patient(sites, facts)) is failing
+
+
+@pytest.mark.parametrize(("entropy", "state"), [(0.0, "unknown"), (1.5, "worse")])
+def test_a_loss_with_a_single_label_may_rise_as_its_other_keys_get_harder(entropy, state):
+    facts = Facts(losses=(LossFacts(kind="cross_entropy", settings={"reduction": "mean"}, classes=10),))
+    losses = [2.1, *np.linspace(5.2, 3.3, 59)]
+    case = patient({"loss_fn:output": losses, "loss_fn:vital.running_label_entropy": [entropy] * 60}, facts)
+    assert case.learning.state == state

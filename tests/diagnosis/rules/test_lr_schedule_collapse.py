@@ -27,6 +27,7 @@ def test_schedules_that_end_low_or_begin_low_are_not():
     assert run(0.1 * 0.5 * (1 + np.cos(np.pi * steps / 200))) is None
     assert run(np.where(steps < 50, 1e-6 * (steps + 1), 0.1)) is None
     assert run([0.1 * 0.5 ** (step // 50) for step in range(200)]) is None
+    assert run([0.1 * 0.25 ** (step // 40) for step in range(240)]) is None
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_a_plateau_scheduler_that_waits_for_a_loss_to_rise_is_found():
     found = plateau("max", evenly)
     assert (found.severity, "mode='min'" in found.fix) == ("warning", True)
     assert plateau("min", evenly).severity == "info"
-    late = [0.1 * 0.3 ** (max(0, step - 40) // 4) for step in range(100)]  # its score rose at first
+    late = [0.1 * 0.3 ** (max(0, step - 40) // 4) for step in range(140)]  # its score rose at first
     assert plateau("max", late).severity == "info"
 
 

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-import handmade
+import numpy as np
 import pytest
 import torch
+from handmade import ask, loss, model, patient
 from programs import data, kinds, perceptron, train
 
 
@@ -13,6 +14,17 @@ def test_a_rate_far_beyond_the_weights_is_found_and_a_usual_one_is_not(tmp_path,
     assert ("lr_too_high" in kinds(found, notes=False)) is ill
     if ill:
         assert next(finding for finding in found if finding.kind == "lr_too_high").sites[0] == "optimizer"
+
+
+@pytest.mark.parametrize(("fall", "ill"), [(0.6, False), (0.0, True)])
+def test_long_steps_are_not_blamed_for_a_loss_that_fell_by_no_more_than_it_scatters(fall, ill):
+    scatter = 0.6 * np.tile([1.0, -1.0, 0.0, 0.0, 0.0], 24)
+    losses = 7 - np.where(np.arange(120) < 5, 0, fall) + scatter
+    sizes = {"parameter": 1.0, "update": 0.2, "gradient": 1.0}
+    sites = {f"{name}.weight:{what}": [np.full((4, 4), size)] * 120 for name in "ab" for what, size in sizes.items()}
+    about = {key: {"shape": (4, 4)} for key in sites}
+    case = patient(sites | {"loss:scalar": list(losses)}, model("a.weight", "b.weight"), about=about)
+    assert (ask("lr_too_high", case) is not None) is ill
 
 
 def test_long_steps_of_a_run_that_learns_are_no_finding(tmp_path):
@@ -92,8 +104,8 @@ def test_a_loss_that_long_steps_throw_up_and_that_falls_only_to_that_of_guessing
         **{f"{name}.weight:update": [[0.5, -0.5]] * 5 + [[0.01, -0.01]] * 65 for name in "ab"},
     }
     shapes = {key: {"shape": (2, 1)} for key in readings if "weight" in key}
-    facts = handmade.model("a.weight", "b.weight", losses=(handmade.loss("cross_entropy", classes=3),))
-    answer = handmade.ask("lr_too_high", handmade.patient(readings, facts, about=shapes))
+    facts = model("a.weight", "b.weight", losses=(loss("cross_entropy", classes=3),))
+    answer = ask("lr_too_high", patient(readings, facts, about=shapes))
     assert (answer is not None) is ill
 
 

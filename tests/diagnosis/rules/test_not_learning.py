@@ -18,6 +18,13 @@ def test_a_run_that_ends_where_it_began_is_a_warning_only_then():
     assert run([2.3 - 0.01 * step for step in range(120)], True) is None
 
 
+def test_a_loss_that_fell_by_no_more_than_it_scatters_may_have_been_learnt():
+    scatter = 0.5 * np.random.default_rng(0).standard_normal(200)
+    flat, fallen = 7 + scatter, np.concatenate([np.full(5, 7.0), np.full(195, 6.5)]) + scatter
+    assert run(list(flat), True).severity == "warning"
+    assert run(list(fallen), True) is None
+
+
 def test_where_the_targets_move_a_flat_loss_is_worth_a_note_only():
     rng = np.random.default_rng(0)
 

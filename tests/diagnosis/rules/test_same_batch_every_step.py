@@ -28,8 +28,15 @@ def test_one_batch_on_purpose_is_a_note_and_several_batches_or_a_single_one_are_
     assert run([BATCH] * 19 + [BATCH + 1]) is None
 
 
-@pytest.mark.parametrize(("held_out", "severity"), [(30, "warning"), (8, "info")])
-def test_a_batch_that_is_smaller_than_what_is_held_out_is_no_whole_data_set(held_out, severity):
+@pytest.mark.parametrize(
+    ("held_out", "end", "severity"), [(30, 2.0, "warning"), (8, 2.0, "info"), (30, 0.05, "info"), (30, None, "info")]
+)
+def test_a_batch_that_is_learnt_by_heart_is_smaller_than_what_is_held_out_and_says_nothing_of_it(
+    held_out, end, severity
+):
     shapes = {"(model):input[0]": (8, 4), "(model):input[0]@eval": (held_out, 4)}
-    case = patient({"(model):input[0]": [BATCH] * 20, "(model):input[0]@eval": [BATCH] * 20}, shapes=shapes)
-    assert asked(same_batch_every_step, case).severity == severity
+    sites = {"(model):input[0]": [BATCH] * 20, "(model):input[0]@eval": [BATCH] * 20}
+    sites |= {"loss:scalar": list(np.linspace(2, 0.01, 20))}
+    if end is not None:
+        sites |= {"val_loss:scalar": list(np.linspace(2, end, 20))}
+    assert asked(same_batch_every_step, patient(sites, shapes=shapes)).severity == severity

@@ -20,7 +20,7 @@ COPY_STEPS = Threshold(10, "persistence: steps in which a copy is written to and
 OWN_LOADS = Threshold(2, "times that weights were loaded into themselves: once may be a test")
 COPY_PAIRS = Threshold(3, "steps in a row that were compared")
 NEVER_STEPS = Threshold(256, "steps: targets are replaced after dozens or hundreds of steps, averages in each")
-AVERAGED_SHARE = Threshold(0.8, "share of itself that an average keeps: below, it spans fewer than five steps")
+AVERAGED_SHARE = Threshold(0.51, "share of itself that an average keeps: below half, new weights outweigh old")
 AVERAGED_STEPS = Threshold(128, "steps: averages begin with small shares, which rise within a hundred steps")
 _FOLLOWS: Final = re.compile(r"(?<![a-z])(ema|target|shadow|average)(?![a-z])")
 """Names of what must follow; a teacher or a reference may be meant to stay as it is."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sonde.core import signals
 from sonde.core.facts import CallFacts
 from sonde.diagnosis.case import Case, NotMeasured
+from sonde.diagnosis.outlook import generalises, validation_loss
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.data import identities, model_input
 from sonde.diagnosis.rules.program import repeated_seed
@@ -121,11 +122,12 @@ def same_batch_every_step(case: Case) -> Found | None:
     if seed is not None:
         return _drawn_again(track, len(known), seed)
     more = _evaluated_samples(case, track)
+    by_heart = more and _fails_to_generalise(case)
     why = "as in full-batch training or an overfitting test."
-    if more:
+    if by_heart:
         why = f"while the model is evaluated on {more} samples at a time: it learns that one batch by heart."
     return Found(
-        severity="warning" if asked or more else "info",
+        severity="warning" if asked or by_heart else "info",
         step=int(track.steps[0]),
         sites=("loader",),
         evidence=(
@@ -138,10 +140,14 @@ def same_batch_every_step(case: Case) -> Found | None:
     )
 
 
+def _fails_to_generalise(case: Case) -> bool:
+    return case.learning.state == "improving" and validation_loss(case) is not None and not generalises(case)
+
+
 def _evaluated_samples(case: Case, track: Track) -> int:
     """Return how many samples an evaluation has at a time, if those are more than the batch that is trained on.
 
-    Full-batch training has more samples than it holds out.
+    Full-batch training has more samples than it holds out, unless it is evaluated at points in between.
     """
     evaluated = [each.site for each in case.of("input", "eval") if each.site.name == track.name]
     size = track.site.shape[0] if track.site.shape else math.inf

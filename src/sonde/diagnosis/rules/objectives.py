@@ -34,7 +34,7 @@ from sonde.diagnosis.tape.noise import scaled_by_variance
 from sonde.diagnosis.tape.roles import averaged_first, helping_opponent, learnt_advantage, learnt_choice
 from sonde.diagnosis.tape.signs import drawn_to_targets, maximised, punished_entropy, pushed_away, rewarded_divergence
 from sonde.diagnosis.tape.unused import cancelled_term
-from sonde.diagnosis.track import Values
+from sonde.diagnosis.track import Track, Values
 from sonde.diagnosis.weights import first_weights
 from sonde.records import Evidence
 
@@ -57,6 +57,10 @@ def root_ratios(case: Case) -> Values | None:
         or _is_divided_by_hand(case, loss.site.kind)
     ):
         return None
+    return _over(root, loss)
+
+
+def _over(root: Track, loss: Track) -> Values | None:
     steps, at, of = np.intersect1d(root.steps, loss.steps, return_indices=True)
     losses, roots = loss.numbers()[of], root.numbers()[at]
     known = np.isfinite(losses) & np.isfinite(roots) & (np.abs(losses) > LOSS_ZERO)
@@ -308,8 +312,7 @@ def wrong_loss_reduction(case: Case) -> Found | None:
         return None
     loss = summed[0]
     batch = loss.facts.input_shape[0] if loss.facts is not None and loss.facts.input_shape else 1
-    ratio = root_ratio(case)
-    if batch < 2 or (ratio is not None and ratio < SUM_DIVIDED):
+    if batch < 2 or _is_divided(case, loss):
         return None
     pace = first_weights(case).pace()
     if not len(pace) or float(np.max(pace[:10])) < SUM_UPDATE_RATIO:
@@ -326,6 +329,13 @@ def wrong_loss_reduction(case: Case) -> Found | None:
         cause=f"{loss.kind} sums over the {batch} samples of a batch instead of averaging: gradients, and with them "
         f"steps, are {batch} times as large.",
     )
+
+
+def _is_divided(case: Case, loss: SeenLoss) -> bool:
+    """Return whether the total is far below this sum: then the sum is divided, whatever else is added to it."""
+    root = case.vital(signals.LOOP, signals.ROOT)
+    ratios = None if root is None or loss.output is None else _over(root, loss.output)
+    return ratios is not None and float(np.median(ratios)) < SUM_DIVIDED
 
 
 def _is_sum(loss: SeenLoss) -> bool:

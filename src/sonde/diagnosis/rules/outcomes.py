@@ -21,7 +21,7 @@ from sonde.diagnosis.outlook import (
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.loading import SPIKE_RATIO, spike_flags
 from sonde.diagnosis.seen_loss import seen_losses
-from sonde.diagnosis.tape.losses import is_policy_objective
+from sonde.diagnosis.tape.roles import is_policy_objective
 from sonde.diagnosis.track import Values
 
 MOVED_LOOKS = Threshold(20, "readings from the beginning and from the end that are compared")
@@ -79,6 +79,8 @@ def not_learning(case: Case) -> Found | None:
         return None
     chance = chance_loss(case)
     if learning.margin > NOISY_LOSS * abs(learning.initial):
+        return None
+    if learning.may_have_fallen:
         return None
     if learning.initial == 0 or (chance is not None and learning.initial < TRAINED * chance):
         return None

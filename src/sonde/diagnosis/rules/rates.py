@@ -60,7 +60,8 @@ def lr_too_high(case: Case) -> Found | None:
     if leaps >= PACE_STEPS and _jumps(found[1], first) and not _tries_steps(case):
         why = f"the first steps raise the loss to {overshoot:.3g} times its first value."
         return _too_long(case, first, _evidence(early, late, overshoot), why)
-    if not is_failing(case) and (not is_near_chance(case, 1.0) or _tries_steps(case)):
+    is_failing_for_sure = is_failing(case) and not (case.learning.state == "flat" and case.learning.may_have_fallen)
+    if not is_failing_for_sure and (not is_near_chance(case, 1.0) or _tries_steps(case)):
         return None
     if case.learning.state == "broken" and not _was_failing_before(found[1], early):
         return None
@@ -273,7 +274,7 @@ def _is_rising(case: Case) -> bool:
 
 LR_COLLAPSED = Threshold(1e-3, "rate over its highest: below it lie only the last two percent of a cosine")
 LR_COLLAPSED_STEPS = Threshold(6, "persistence: steps")
-LR_COLLAPSED_SHARE = Threshold(0.1, "share of the run: five times the end of a cosine")
+LR_COLLAPSED_SHARE = Threshold(0.4, "share of the run: a schedule that is meant to end low spends less there")
 LR_SPENT = Threshold(1e-2, "rate over its highest, where the loss was still falling and is as bad as guessing")
 LR_SPENT_SHARE = Threshold(0.3, "share of the run at that rate: steps by ten at a half and three quarters leave less")
 LR_USEFUL_STEPS = Threshold(300, "steps until then: a schedule this short was made for epochs, not batches")

@@ -419,21 +419,6 @@ def praised(reading: TapeReading) -> Found | None:
     )
 
 
-def is_policy_objective(case: Case) -> bool:
-    """Return whether log-probabilities are minimised that are weighed by data: the level of such a loss says little."""
-    reading = case.taped
-    if reading is None:
-        return False
-    learnt = [term for term in reading.terms if reading.tape.values[term.value].requires_grad]
-    chosen = [term for term in learnt if _sign_of_likelihood(reading, term) is not None]
-    return any(_is_weighed(reading, term) for term in chosen) or any(map(reading.is_policy_ratio, reading.forward_ops))
-
-
-def _is_weighed(reading: TapeReading, term: Term) -> bool:
-    makers = reading.makers(term.value, lambda op: op.kind.removesuffix("_") in (*KEEPS_SIGN, "neg"))
-    return any(op.kind == "mul" and op.input("other") is not None for op in makers)
-
-
 def _sign_of_likelihood(reading: TapeReading, term: Term) -> int | None:
     """Return the sign of the log-probabilities that a term averages, weighed by numbers that are not learnt."""
     value, sign = term.value, term.sign

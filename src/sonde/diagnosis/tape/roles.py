@@ -18,7 +18,9 @@ from sonde.diagnosis.tape.data import padding_of
 from sonde.diagnosis.tape.numbers import Numbers, TapedNumbers
 from sonde.diagnosis.tape.reading import CARRIERS, RESHAPING, TapedLoss, TapeReading, Term
 
-_ARITHMETIC: Final = frozenset({"sub", "add", "exp", "sum", "neg", "clamp", "squeeze", "gather", *CARRIERS})
+_ARITHMETIC: Final = frozenset(
+    {"sub", "add", "exp", "sum", "neg", "clamp", "squeeze", "gather", "cat", "stack", *CARRIERS}
+)
 
 
 @on_tape
@@ -60,6 +62,22 @@ def _likelihoods(reading: TapeReading) -> set[int]:
     """Return the log-probabilities of chosen actions, and what arithmetic makes of them."""
     starts = [op.outs[0] for op in reading.tape.ops if op.function == "log_prob" and op.outs] + chosen(reading)
     return reading.tape.descendants(starts, through=lambda op: op.kind.removesuffix("_") in _ARITHMETIC)
+
+
+def is_policy_objective(case: Case) -> bool:
+    """Return whether log-probabilities of choices are weighed by data: the level of such a loss says little."""
+    return case.taped is not None and case.taped.once(f"{__name__}.weighed", _weighs_choices)
+
+
+def _weighs_choices(reading: TapeReading) -> bool:
+    likely, values = _likelihoods(reading), reading.tape.values
+    return any(
+        reading.is_policy_ratio(op)
+        or any(
+            one in likely and not values[other].requires_grad for one, other in factors(op) if op.function != "log_prob"
+        )
+        for op in reading.forward_ops
+    )
 
 
 @on_tape

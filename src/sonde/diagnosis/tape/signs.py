@@ -13,11 +13,11 @@ from sonde.core import signals
 from sonde.core.tape import Call, Op, number
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, Threshold, above, fact, on_tape
-from sonde.diagnosis.tape.losses import KEEPS_SIGN, is_negated, is_policy_objective
+from sonde.diagnosis.tape.losses import KEEPS_SIGN, is_negated
 from sonde.diagnosis.tape.numbers import Numbers, TapedNumbers
 from sonde.diagnosis.tape.ranges import LOSSES, NEVER_NEGATIVE, NEVER_POSITIVE, is_square, plain_kind, reach
 from sonde.diagnosis.tape.reading import CARRIERS, TapeReading, Term
-from sonde.diagnosis.tape.roles import chosen, factors
+from sonde.diagnosis.tape.roles import chosen, factors, is_policy_objective
 
 _SHARES: Final = (0.01, 0.1)
 """How far outputs are moved, over their spread."""

@@ -149,8 +149,17 @@ def _is_call_dropped(reading: TapeReading, call: Call) -> bool:
 
 
 def _ends_a_loop(reading: TapeReading, call: Call) -> bool:
-    """Return whether the same line passes on what other modules return, as a loop over layers does up to its last."""
-    others = (each for each in reading.tape.calls if each.line == call.line >= 0 and each.path != call.path)
+    """Return whether a call is the last one of a loop: the same line passes on what earlier calls return.
+
+    They are calls of other layers, or of a recurrent cell whose last call gets what the one before it returned.
+    """
+    beside = [each for each in reading.tape.calls if each.line == call.line >= 0 and each is not call]
+    before = [each for each in beside if each.path == call.path]
+    if before and all(each.last <= call.first for each in before):
+        given = {reading.plain(value).id for value in call.args.values()}
+        if not given.isdisjoint(reading.plain(out).id for out in before[-1].outs.values()):
+            return True
+    others = (each for each in beside if each.path != call.path)
     return any(_has_use(reading, out, each.last) for each in others for out in each.outs.values())
 
 
