@@ -6,7 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from torch import Tensor
 from torch.nn import Parameter
@@ -163,6 +163,10 @@ class StepEnd:
     backwards: int
 
 
+_MOST_MISSED: Final = 64
+"""How many steps that were left out are looked through: no sensor looks less often by its own schedule."""
+
+
 class Sensor:
     """Base class: override the moments to listen to. What is not overridden is not called.
 
@@ -183,12 +187,19 @@ class Sensor:
         self.context = context
         self.signals = context.signals
         self._looks: Counter[Hashable] = Counter()
+        self._looked_at: dict[Hashable, int] = {}
+        """The step of the last look."""
 
     def is_look(self, about: Hashable = None) -> bool:
-        """Count a look at something; return whether the schedule takes it."""
-        number = self._looks[about]
-        self._looks[about] = number + 1
-        return self.when.test(number)
+        """Count a look at something; return whether the schedule takes it.
+
+        Where the budget leaves steps out, a look that the schedule would have taken in one of these is taken now.
+        """
+        number, step = self._looks[about], self.context.steps
+        before = self._looked_at.get(about, step)
+        self._looks[about], self._looked_at[about] = number + 1, step
+        missed = range(max(before + 1, step - _MOST_MISSED), step) if step > before + 1 else ()
+        return self.when.test(number) or any(map(self.when.test, missed))
 
     def finish(self) -> None:
         """Stop being called from the next step on: there is nothing left to measure."""

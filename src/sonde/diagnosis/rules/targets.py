@@ -305,10 +305,10 @@ def class_imbalance_collapse(case: Case) -> Found | None:
     loss = case.loss_facts("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
     entropy = float(labels.numbers()[-1])
     late = predicted.since(int(IMBALANCE_STEPS)).numbers()
-    if loss is None or math.prod(loss.target_shape[1:]) != 1 or not len(late) or len(case.facts.optimizers) > 1:
+    if loss is None or math.prod(loss.target_shape[1:]) != 1 or len(late) < 2 or len(case.facts.optimizers) > 1:
         return None
     uneven = 0 < entropy <= IMBALANCE_ENTROPY
-    answer = float(np.max(predicted.numbers()[-3:]))  # where steps are long, few looks are late
+    answer = float(np.max(late[-3:]))
     if not uneven or answer > PREDICTED_ENTROPY:
         return None
     counts = case.vital(signals.LOSS, signals.LABEL_COUNTS)
