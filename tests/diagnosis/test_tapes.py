@@ -2137,6 +2137,30 @@ def test_a_generator_that_steps_seldom_is_taped_and_must_raise_what_its_critic_l
     assert (found("loss_sign_flipped", case) is not None) is ill
 
 
+def of_an_episode(order):
+    """Collect an episode step by step, and weigh its log-probabilities by advantages."""
+
+    def loss_of(model, x, y):
+        logs, values, rewards = [], [], []
+        for state in torch.randn(12, FEATURES):
+            out = model(state)
+            chosen = torch.distributions.Categorical(logits=out[:2])
+            action = chosen.sample()
+            logs.append(chosen.log_prob(action))
+            values.append(out[2:])
+            rewards.append([float(action)])
+        advantage = torch.tensor(rewards) - torch.stack(values)
+        return -(torch.stack(logs) * order(advantage).detach()).mean() + advantage.square().mean()
+
+    return loss_of
+
+
+@pytest.mark.parametrize(("order", "ill"), [(lambda value: value, True), (lambda value: value.squeeze(1), False)])
+def test_log_probabilities_in_a_row_and_advantages_in_a_column_are_broadcast(tmp_path, order, ill):
+    case = taped(tmp_path / "run", mlp(), (ROWS, LABELS), of_an_episode(order), lambda _: [(0, 0)] * 4)
+    assert (found("broadcast_loss", case) is not None) is ill
+
+
 def of_columns(model, x, y):
     return (model(x) - y).square().mean()
 

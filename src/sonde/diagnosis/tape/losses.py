@@ -337,7 +337,8 @@ def _column_meets_row(reading: TapeReading) -> Found | None:
             continue
         is_meant = any(_is_unsqueezed(reading, value) for value in pair) or _is_only_added(reading, op)
         is_meant = is_meant or _meets_products(reading, op)
-        if not is_meant and (_are_same_rows(reading, *pair) or all(_is_of_samples(reading, each) for each in pair)):
+        are_rows = _are_same_rows(reading, *pair) or all(_is_of_samples(reading, each) for each in pair)
+        if not is_meant and (are_rows or _are_as_many(reading, *pair)):
             return Found(
                 step=tape.step,
                 sites=(signals.LOSS,),
@@ -378,6 +379,19 @@ def _are_same_rows(reading: TapeReading, row: int, column: int) -> bool:
     """Return whether both run over one axis of data, which at least one model's output has a number for each of."""
     one, other = reading.dim(row, 0), reading.dim(column, 0)
     return bool(one) and one == other and not reading.learnt.isdisjoint((row, column))
+
+
+def _are_as_many(reading: TapeReading, row: int, column: int) -> bool:
+    """Return whether a model's outputs meet as many other numbers, where nothing shows what the samples are.
+
+    A column that a reduction has kept on purpose is meant to be one.
+    """
+    maker = reading.tape.producer(column)
+    if reading.labels.axes.samples or (maker is not None and maker.args.get("keepdim")):
+        return False
+    return not reading.learnt.isdisjoint((row, column)) and all(
+        _is_learnt_or_data(reading, each) for each in (row, column)
+    )
 
 
 def _is_of_samples(reading: TapeReading, value: int) -> bool:
