@@ -28,6 +28,7 @@ JUMP = Threshold(2.0, "highest of the first 20 losses over the first, as a media
 JUMP_FAR = Threshold(10.0, "the same of single losses, where the loss comes back soon")
 JUMP_SHARE = Threshold(0.05, "share of the losses that are as far above the first: it comes back late")
 MEMORY = Threshold(1.0, "steps that momentum averages over, over those of the whole run: nothing is forgotten")
+USUAL_MOMENTUM = Threshold(0.95, "momentum: recipes have 0.9, one-cycle schedules up to 0.95")
 MEMORY_GROWTH = Threshold(1.5, "size of the weights over their first size, median: steps have added up")
 _FIRST_LOSSES: Final = 20
 _WINDOW: Final = 3
@@ -88,7 +89,8 @@ def _never_forgets(case: Case) -> Found | None:
         momentum = max((_momentum(case, optimizer.name, at) for at in range(len(optimizer.groups))), default=0.0)
         steps = 1 / max(1 - momentum, 1e-9)
         grown = float(np.median(growth[mine])) if mine.any() else 0.0
-        if momentum < 1 and steps >= MEMORY * case.step and grown >= MEMORY_GROWTH:
+        is_odd = USUAL_MOMENTUM < momentum < 1
+        if is_odd and steps >= MEMORY * case.step and grown >= MEMORY_GROWTH:
             return Found(
                 severity="warning",
                 step=1,
