@@ -3144,3 +3144,33 @@ def test_a_long_chain_of_operations_is_given_up_and_fails_no_rule(tmp_path, capl
     reading = case.taped
     assert reading is not None
     assert reading.numbers.of(reading.terms[-1].value) is None
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: x.clone().fill_(0.5),
+        lambda x: x.clone().zero_(),
+        lambda x: torch.empty_like(x).copy_(x[:1]),
+        lambda x: x.new_zeros(4, 2) + x.new_ones(4, 2) + x.new_full((4, 2), 3.0),
+        lambda x: x.tril(-1) + x.triu(1),
+        lambda x: F.leaky_relu(x, 0.2) + F.silu(x),
+        lambda x: x.abs().log1p() + x.expm1(),
+        lambda x: x.floor() + x.ceil() + x.round() + x.trunc(),
+        lambda x: torch.xlogy(x.relu(), x.abs()),
+        lambda x: x.std(1) + x.std(1, correction=0) + x.var(0, unbiased=False).sum() + x.var(),
+    ],
+)
+def test_numbers_are_computed_as_torch_computes_them(tmp_path, compute):
+    expected = []
+
+    def loss_of(model, x, y):
+        out = compute(x[:, :6])
+        expected.append(out.mean().item())
+        return F.cross_entropy(model(x), y) + 1.0 * out.mean()
+
+    reading = taped(tmp_path / "run", mlp(), (ROWS, LABELS), loss_of).taped
+    assert reading is not None
+    number = reading.numbers.of(reading.terms[-1].value)
+    assert number is not None
+    assert float(number) == pytest.approx(expected[reading.tape.step - 1], rel=1e-5)

@@ -274,6 +274,17 @@ def _clamp(get: _Arguments, op: Op) -> Numbers:
     return np.asarray(np.clip(get("self"), get("min"), get("max")))
 
 
+def _spread(compute: Callable[..., Any]) -> Callable[[_Arguments, Op], Any]:
+    """Return a deviation or a variance, which torch divides by one less than the count by default."""
+
+    def made(get: _Arguments, op: Op) -> Any:
+        correction = op.args.get("correction", int(op.args.get("unbiased", True)))
+        less = 1 if correction is None else correction
+        return compute(get("self"), axis=_axes(op), ddof=less, keepdims=bool(op.args.get("keepdim")))
+
+    return made
+
+
 def _put(get: _Arguments, op: Op) -> Numbers:
     places = [slice(None) if each is None else get.array(references(each)[0]) for each in op.args["indices"]]
     if op.args.get("accumulate"):
@@ -327,6 +338,14 @@ _COMPUTE: Final[dict[str, Callable[[_Arguments, Op], Any]]] = {
     "ones_like": lambda get, op: np.ones(get.shape),
     "full": lambda get, op: np.full(get.shape, number(op.args["fill_value"])),
     "full_like": lambda get, op: np.full(get.shape, number(op.args["fill_value"])),
+    "new_zeros": lambda get, op: np.zeros(get.shape),
+    "new_ones": lambda get, op: np.ones(get.shape),
+    "new_full": lambda get, op: np.full(get.shape, number(op.args["fill_value"])),
+    "fill": lambda get, op: np.full(get.shape, get("value")),
+    "zero": lambda get, op: np.zeros(get.shape),
+    "copy": lambda get, op: np.broadcast_to(get("src"), get.shape),
+    "tril": lambda get, op: np.tril(get("self"), op.args.get("diagonal", 0)),
+    "triu": lambda get, op: np.triu(get("self"), op.args.get("diagonal", 0)),
     "add": _add,
     "sub": _sub,
     "rsub": lambda get, op: get("other") - op.args.get("alpha", 1) * get("self"),
@@ -341,6 +360,15 @@ _COMPUTE: Final[dict[str, Callable[[_Arguments, Op], Any]]] = {
     "rsqrt": _one(lambda value: 1 / np.sqrt(value)),
     "tanh": _one(np.tanh),
     "relu": _one(lambda value: np.maximum(value, 0)),
+    "leaky_relu": lambda get, op: np.where((x := get("self")) > 0, x, op.args.get("negative_slope", 0.01) * x),
+    "silu": _one(lambda value: value * _sigmoid(value)),
+    "log1p": _one(np.log1p),
+    "expm1": _one(np.expm1),
+    "floor": _one(np.floor),
+    "ceil": _one(np.ceil),
+    "round": _one(np.round),
+    "trunc": _one(np.trunc),
+    "xlogy": lambda get, op: np.where((x := get("self")) == 0, 0.0, x * np.log(get("other"))),
     "reciprocal": _one(lambda value: 1 / value),
     "clamp": _clamp,
     "clamp_min": lambda get, op: np.maximum(get("self"), get("min")),
@@ -383,7 +411,8 @@ _COMPUTE: Final[dict[str, Callable[[_Arguments, Op], Any]]] = {
     "cumsum": lambda get, op: np.cumsum(get("self"), axis=op.args["dim"]),
     "cumprod": lambda get, op: np.cumprod(get("self"), axis=op.args["dim"]),
     "repeat": lambda get, op: np.tile(get("self"), op.args["repeats"]),
-    "std": lambda get, op: np.std(get("self"), axis=_axes(op), ddof=1, keepdims=bool(op.args.get("keepdim"))),
+    "var": _spread(np.var),
+    "std": _spread(np.std),
     "sign": _one(np.sign),
     "cos": _one(np.cos),
     "sin": _one(np.sin),
