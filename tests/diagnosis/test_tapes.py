@@ -316,6 +316,15 @@ def policy(sign):
     return loss_of
 
 
+def surrogate(sign):
+    def loss_of(model, x, y):
+        old, weight = torch.zeros(len(x)), torch.where(y == 0, 1.0, -0.5)
+        ratio = (torch.distributions.Categorical(logits=model(x)).log_prob(y) - old).exp()
+        return sign * torch.min(ratio * weight, ratio.clamp(0.8, 1.2) * weight).mean()
+
+    return loss_of
+
+
 def soft_targets(sign):
     return lambda model, x, y: sign * (x.softmax(1)[:, :CLASSES] * model(x).log_softmax(1)).sum(1).mean()
 
@@ -403,6 +412,7 @@ ILL = {
         weighed(lambda x: x == 0),
     ),
     "variance for deviation": ("variance_as_deviation", Coder(1), (ROWS, LABELS), bound),
+    "clipped surrogate without a minus": ("loss_sign_flipped", mlp(), (ROWS, LABELS), surrogate(1)),
     "rewards without a minus": ("loss_sign_flipped", mlp(), (ROWS, LABELS), policy(1)),
     "soft targets without a minus": ("loss_sign_flipped", mlp(), (ROWS, LABELS), soft_targets(1)),
     "itself": (
@@ -445,6 +455,7 @@ HEALTHY = {
     ),
     "term with a gradient": (mlp(), (ROWS, LABELS), added_as(lambda term: (term.item(), term)[1])),
     "number that is added, and no term": (mlp(), (ROWS, LABELS), added_as(lambda term: 0.1 if term.item() else 0.2)),
+    "clipped surrogate": (mlp(), (ROWS, LABELS), surrogate(-1)),
     "shares of a mixture": (mlp(outputs=9), (ROWS, LABELS), mixture(1)),
     "squared distances of all pairs": (mlp(), (ROWS, LABELS), distances),
     "all pairs on purpose": (mlp(outputs=1), (ROWS, ROWS.sum(1)), pairs),

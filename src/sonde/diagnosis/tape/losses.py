@@ -433,6 +433,30 @@ def praised(reading: TapeReading) -> Found | None:
     )
 
 
+@on_tape
+def lowered_surrogate(reading: TapeReading) -> Found | None:
+    """Find a clipped surrogate, the smaller of two products of a policy's ratio, that is minimised."""
+    for term in reading.terms:
+        sign, op = term.sign, reading.tape.producer(term.value)
+        while op is not None and op.kind != "gather" and (op.kind in KEEPS_SIGN or op.kind == "neg"):
+            learnt = [each for _, each in op.inputs() if reading.tape.values[each].requires_grad]
+            if len(learnt) != 1:
+                break
+            sign, op = sign * _factor_sign(op), reading.tape.producer(learnt[0])
+        if op is None or op.kind != "minimum" or sign < 0:
+            continue
+        sides = [reading.makers((each,), lambda made: made.kind in ("mul", "clamp", "exp")) for _, each in op.inputs()]
+        if all(any(map(reading.is_policy_ratio, makers)) for makers in sides):
+            return Found(
+                sites=(signals.LOSS,),
+                evidence=(fact("clipped surrogates that are minimised", 1),),
+                cause=f"The clipped surrogate of a policy is minimised{reading.where(op)}: the minus before it is "
+                "missing, so actions become less likely the better they are.",
+                fix="policy_loss = -torch.min(ratio * advantage, clipped * advantage).mean()",
+            )
+    return None
+
+
 def _sign_of_likelihood(reading: TapeReading, term: Term) -> int | None:
     """Return the sign of the log-probabilities that a term averages, weighed by numbers that are not learnt."""
     value, sign = term.value, term.sign
