@@ -897,6 +897,21 @@ def test_attention_that_drops_values_in_evaluation(tmp_path, drops, ill):
     assert (found(session, "dropout_ignores_mode") is not None) is ill
 
 
+@pytest.mark.parametrize("ill", [True, False])
+def test_a_function_that_drops_values_in_an_evaluation_in_training_mode(tmp_path, ill):
+    model = Attending("in training")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watched(tmp_path, model, optimizer) as session:
+        for _ in range(3):
+            model.train()
+            step(model, optimizer, session)
+            if not ill:
+                model.eval()
+            with torch.no_grad():
+                model(X[16:])
+    assert (found(session, "train_mode_in_eval") is not None) is ill
+
+
 class Adapted(nn.Module):
     """A pretrained layer, adapters beside or behind it, and a head."""
 

@@ -139,7 +139,7 @@ def _is_trained(case: Case, mode: Mode) -> bool:
 
 @rule(
     "train_mode_in_eval",
-    needs=[signals.TRAINING],
+    needs=[signals.DROPPED, signals.TRAINING],
     explains=["overfitting", "train_val_preproc_mismatch"],
     exact=True,
     fix="Call model.eval() before evaluating, and model.train() after it.",
@@ -160,7 +160,7 @@ def train_mode_in_eval(case: Case) -> Found | None:
     # The last evaluation, after training, may well be another function than those before.
     evaluated = _evaluated_in_training(case, None) or _evaluated_in_training(case, case.step)
     if evaluated is None:
-        return None
+        return _drops_by_function(case)
     on, since, passes = evaluated
     names = [mode.name for mode in on]
     norms = [mode.name for mode in on if mode.is_norm]
@@ -179,6 +179,34 @@ def train_mode_in_eval(case: Case) -> Found | None:
             if norms
             else by_number(names, "drops", "drop") + " values at random."
         ),
+    )
+
+
+DROPPED_ROUNDS = Threshold(2, "evaluations in which a function dropped values: one may be a dry run")
+
+
+def _drops_by_function(case: Case) -> Found | None:
+    """Find evaluations of a model in training mode, in which a function drops values that asks for this mode."""
+    dropped, mode = case.vital(signals.LOOP, signals.DROPPED, "eval"), case.curve(f"{MODEL}:vital.training@eval")
+    if dropped is None or mode is None or not (mode[1] == 1).all():
+        return None
+    rounds = dropped.since(int(mode[0][0]))
+    makes_targets = case.taped is not None and any(
+        not case.taped.needed.isdisjoint(call.outs.values()) and not case.taped.tape.ops[call.first].grad_enabled
+        for call in case.taped.tape.root_calls()
+        if call.first < len(case.taped.tape.ops)
+    )
+    if len(rounds) < DROPPED_ROUNDS or makes_targets:
+        return None
+    return Found(
+        step=int(rounds.steps[0]),
+        sites=("(validation)", MODEL),
+        evidence=(
+            above("evaluations in which a function dropped values", len(rounds), DROPPED_ROUNDS, f"{dropped.key} mean"),
+            above("training flag of the model meanwhile", 1, 1, f"{MODEL}:vital.training@eval mean"),
+        ),
+        cause="Evaluation runs in training mode: a function of the model, such as F.dropout(x, p, self.training), "
+        "drops values at random.",
     )
 
 
