@@ -325,6 +325,15 @@ def surrogate(sign):
     return loss_of
 
 
+def dice(activate, activate_mask=lambda mask: mask):
+    def loss_of(model, x, y):
+        out, mask = activate(model(x)), activate_mask(F.one_hot(y, CLASSES).float())
+        both, total = (out * mask).sum(1), out.sum(1) + mask.sum(1)
+        return 1 - ((2 * both + 1) / (total + 1)).mean()
+
+    return loss_of
+
+
 def soft_targets(sign):
     return lambda model, x, y: sign * (x.softmax(1)[:, :CLASSES] * model(x).log_softmax(1)).sum(1).mean()
 
@@ -412,6 +421,8 @@ ILL = {
         weighed(lambda x: x == 0),
     ),
     "variance for deviation": ("variance_as_deviation", Coder(1), (ROWS, LABELS), bound),
+    "overlap of logits": ("logits_into_prob_loss", mlp(), (ROWS, LABELS), dice(lambda out: out)),
+    "sigmoid of labels": ("arguments_swapped", mlp(), (ROWS, LABELS), dice(lambda out: out, torch.sigmoid)),
     "clipped surrogate without a minus": ("loss_sign_flipped", mlp(), (ROWS, LABELS), surrogate(1)),
     "rewards without a minus": ("loss_sign_flipped", mlp(), (ROWS, LABELS), policy(1)),
     "soft targets without a minus": ("loss_sign_flipped", mlp(), (ROWS, LABELS), soft_targets(1)),
@@ -455,6 +466,7 @@ HEALTHY = {
     ),
     "term with a gradient": (mlp(), (ROWS, LABELS), added_as(lambda term: (term.item(), term)[1])),
     "number that is added, and no term": (mlp(), (ROWS, LABELS), added_as(lambda term: 0.1 if term.item() else 0.2)),
+    "overlap of probabilities": (mlp(), (ROWS, LABELS), dice(torch.sigmoid)),
     "clipped surrogate": (mlp(), (ROWS, LABELS), surrogate(-1)),
     "shares of a mixture": (mlp(outputs=9), (ROWS, LABELS), mixture(1)),
     "squared distances of all pairs": (mlp(), (ROWS, LABELS), distances),

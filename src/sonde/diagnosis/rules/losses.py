@@ -20,6 +20,7 @@ from sonde.diagnosis.tape.losses import (
     wrong_axis,
     wrongly_broadcast,
 )
+from sonde.diagnosis.tape.roles import overlap_of_logits
 from sonde.diagnosis.track import Track, Values
 
 ROW_SUM_ERROR = Threshold(1e-3, "distance of a row's sum from 1: 1e-6 in float32, more for large vocabularies")
@@ -199,7 +200,7 @@ def logits_into_prob_loss(case: Case) -> Found | None:
     refused = any(_TORCH_SAYS in event.message for event in case.events if event.event_type == "exception")
     if refused:
         return _not_probabilities(case, "binary_cross_entropy", "probabilities", None)
-    if (taped := broken(case, "logits_into_prob_loss")) is not None:
+    if (taped := broken(case, "logits_into_prob_loss") or overlap_of_logits(case)) is not None:
         return taped
     for loss in seen_losses(case, "nll_loss", "kl_div"):
         above_zero = bounds(loss.values)[1] > LOG_PROBABILITY

@@ -12,7 +12,7 @@ import numpy as np
 from sonde.core import signals
 from sonde.core.tape import Call, Op, Value, number, references
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Found, fact, on_tape
+from sonde.diagnosis.rule import Found, below, fact, on_tape
 from sonde.diagnosis.tape.contracts import calls_of
 from sonde.diagnosis.tape.data import padding_of
 from sonde.diagnosis.tape.numbers import Numbers, TapedNumbers
@@ -745,7 +745,67 @@ def swapped_arguments(reading: TapeReading) -> Found | None:
                 fix=f"Call {loss.kind}(output, target).",
                 refute="Print requires_grad of both arguments: if that of the first is True, this finding is wrong.",
             )
+    return _activated_labels(reading)
+
+
+def _activated_labels(reading: TapeReading) -> Found | None:
+    """Find an activation of labels, zeros and ones, outside of models: it is meant for the output."""
+    for op in reading.forward_ops:
+        value = op.input("self") if op.kind in ("sigmoid", "_softmax", "_log_softmax") and not op.in_model else None
+        if value is None or value in reading.learnt or op.outs[0] not in reading.needed:
+            continue
+        if _are_flags(reading, value):
+            return Found(
+                severity="critical",
+                sites=(signals.LOSS,),
+                evidence=(fact("labels that an activation is applied to", reading.tape.values[value].size),),
+                cause=f"A {op.kind.strip('_')} is applied to labels, which are 0 or 1{reading.where(op)}: output and "
+                "target have changed places.",
+                fix="Call the loss with the output first, and the target second.",
+                refute="Print the tensor that it is applied to: if it is not 0 or 1 everywhere, this finding is wrong.",
+            )
     return None
+
+
+def _are_flags(reading: TapeReading, value: int) -> bool:
+    content = reading.numbers.of(value)
+    return content is not None and content.size > 1 and bool(((content == 0) | (content == 1)).all())
+
+
+_OF_SUMS: Final = frozenset({"add", "sum", "mul", *RESHAPING})
+
+
+@on_tape
+def overlap_of_logits(reading: TapeReading) -> Found | None:
+    """Find an overlap with a mask, as in a Dice loss, of outputs of both signs: a layer's, without an activation."""
+    for op in reading.forward_ops:
+        first, second = op.input("self"), op.input("other")
+        if op.kind != "div" or op.in_model or first is None or second is None or op.outs[0] not in reading.learning:
+            continue
+        above_ops, below_ops = (_made_by_sums(reading, each) for each in (first, second))
+        added = {reading.source(value).id for each in below_ops for _, value in each.inputs()}
+        for product in above_ops:
+            pair = reading.pair(product) if product.kind == "mul" else None
+            masks = [] if pair is None else [each for each in pair if each not in reading.learnt]
+            if pair is None or len(masks) != 1 or not _are_flags(reading, masks[0]):
+                continue
+            output = pair[0] if pair[1] == masks[0] else pair[1]
+            content = reading.tape.tensor(reading.source(output).id)
+            if reading.source(output).id in added and content is not None and float(content.min()) < 0:
+                return Found(
+                    severity="critical",
+                    sites=(signals.LOSS,),
+                    evidence=(below("smallest output that is added up", float(content.min()), 0.0),),
+                    cause=f"The overlap of outputs and a mask is computed of outputs of both signs{reading.where(op)}: "
+                    "a sum of them is no area, and the loss has no floor.",
+                    fix="Apply a sigmoid, or a softmax over the classes, to the outputs first.",
+                    refute="Print the smallest output: if it is not negative, this finding is wrong.",
+                )
+    return None
+
+
+def _made_by_sums(reading: TapeReading, value: int) -> list[Op]:
+    return reading.makers((value,), lambda op: op.kind.removesuffix("_") in _OF_SUMS)
 
 
 @on_tape
