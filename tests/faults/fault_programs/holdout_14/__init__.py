@@ -1,0 +1,1 @@
+"""Fourteenth hold-out: a smaller set of faults from issues, pull requests and forum posts, and healthy programs."""
