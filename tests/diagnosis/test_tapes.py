@@ -2160,6 +2160,25 @@ def test_a_generator_that_steps_seldom_is_taped_and_must_raise_what_its_critic_l
     assert (found("loss_sign_flipped", case) is not None) is ill
 
 
+@pytest.mark.parametrize(
+    ("choose", "ill"),
+    [
+        (lambda rows: SAMPLES - 1 - rows, True),
+        (lambda rows: rows, False),
+        (lambda rows: (rows + 1) % SAMPLES, False),  # the next step of a series
+    ],
+)
+def test_targets_of_other_rows_than_the_inputs(tmp_path, choose, ill):
+    values = ROWS.sum(1)
+
+    def loss_of(model, x, y):
+        rows = torch.randperm(SAMPLES // 2)[:8]
+        return F.mse_loss(model(ROWS[rows]).squeeze(1), values[choose(rows)])
+
+    case = taped(tmp_path / "run", mlp(outputs=1), (ROWS, LABELS), loss_of, lambda _: [(0, 0)] * 4)
+    assert (found("label_shuffle_mismatch", case) is not None) is ill
+
+
 def of_an_episode(order):
     """Collect an episode step by step, and weigh its log-probabilities by advantages."""
 

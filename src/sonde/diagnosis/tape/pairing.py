@@ -35,6 +35,8 @@ def crossed_rows(reading: TapeReading) -> Found | None:
     if rows < MIN_FOLLOWED or not inputs or not targets or _reorders_outputs(reading, rows):
         return None
     for given, wanted in _tables(reading, inputs, targets):
+        if (missing := _rows_of_others(reading, given, wanted, rows)) is not None:
+            return _crossed(reading, pairs[0][1], rows, missing)
         moved = [
             (_moved_rows(reading, given, row, inputs), _moved_rows(reading, wanted, row, targets))
             for row in _used_rows(reading, given, rows)
@@ -42,17 +44,41 @@ def crossed_rows(reading: TapeReading) -> Found | None:
         known = [(one, two) for one, two in moved if one and two]
         wrong = [two - one for one, two in known if two - one]
         if len(known) >= MIN_FOLLOWED and len(wrong) > len(known) / 2:
-            return Found(
-                severity="critical",
-                sites=(signals.LOSS, "(data)"),
-                evidence=(fact("rows that were followed", len(known)), fact("with targets elsewhere", len(wrong))),
-                cause=f"Inputs and targets are taken in different orders{reading.where(pairs[0][1])}: of {len(known)} "
-                f"samples that were followed through the step, {len(wrong)} are the target of rows that the model was "
-                "not given them in. Labels do not belong to their inputs.",
-                fix="Use one index, or one permutation, for inputs and targets.",
-                refute="Print both indices: if they are equal, this finding is wrong.",
-            )
+            return _crossed(reading, pairs[0][1], len(known), len(wrong))
     return None
+
+
+def _crossed(reading: TapeReading, op: Op, known: int, wrong: int) -> Found:
+    return Found(
+        severity="critical",
+        sites=(signals.LOSS, "(data)"),
+        evidence=(fact("rows that were followed", known), fact("with targets elsewhere", wrong)),
+        cause=f"Inputs and targets are taken in different orders{reading.where(op)}: of {known} samples that were "
+        f"followed through the step, {wrong} are the target of rows that the model was not given them in. Labels do "
+        "not belong to their inputs.",
+        fix="Use one index, or one permutation, for inputs and targets.",
+        refute="Print both indices: if they are equal, this finding is wrong.",
+    )
+
+
+def _rows_of_others(reading: TapeReading, given: int, wanted: int, rows: int) -> int | None:
+    """Return how many samples have targets of rows that inputs are not taken of, if most do.
+
+    Targets some steps ahead of their inputs lie at a constant distance.
+    """
+    one, two = _index_into(reading, given), _index_into(reading, wanted)
+    if one is None or two is None or not len(one) == len(two) == rows or len(np.unique(two - one)) == 1:
+        return None
+    missing = int((~np.isin(one, two)).sum())
+    return missing if missing > rows / 2 else None
+
+
+def _index_into(reading: TapeReading, given: int) -> Numbers | None:
+    """Return the only list of row numbers by which rows are taken of some data."""
+    uses = [op for op in reading.tape.consumers(given) if op.phase == "forward"]
+    chosen = [each for op in uses for name in ("indices", "index") for each in references(op.args.get(name))]
+    content = reading.numbers.of(chosen[0]) if len(uses) == len(chosen) == 1 else None
+    return content if content is not None and content.dtype.kind in "iu" and content.ndim == 1 else None
 
 
 MIN_FOLLOWED: Final = 4
