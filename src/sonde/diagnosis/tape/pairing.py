@@ -35,14 +35,19 @@ def crossed_rows(reading: TapeReading) -> Found | None:
     if rows < MIN_FOLLOWED or not inputs or not targets or _reorders_outputs(reading, rows):
         return None
     for given, wanted in _tables(reading, inputs, targets):
-        if (missing := _rows_of_others(reading, given, wanted, rows)) is not None:
-            return _crossed(reading, pairs[0][1], rows, missing)
+        one, two = _index_into(reading, given), _index_into(reading, wanted)
+        if one is not None and two is not None and len(one) == len(two) == rows:
+            if len(ahead := np.unique(two - one)) == 1 and ahead[0]:
+                continue  # the targets lie so many steps ahead
+            missing = int((~np.isin(one, two)).sum())
+            if missing > rows / 2:
+                return _crossed(reading, pairs[0][1], rows, missing)
         moved = [
             (_moved_rows(reading, given, row, inputs), _moved_rows(reading, wanted, row, targets))
             for row in _used_rows(reading, given, rows)
         ]
-        known = [(one, two) for one, two in moved if one and two]
-        wrong = [two - one for one, two in known if two - one]
+        known = [(inputs_of, targets_of) for inputs_of, targets_of in moved if inputs_of and targets_of]
+        wrong = [rest for inputs_of, targets_of in known if (rest := targets_of - inputs_of)]
         if len(known) >= MIN_FOLLOWED and len(wrong) > len(known) / 2:
             return _crossed(reading, pairs[0][1], len(known), len(wrong))
     return None
@@ -59,18 +64,6 @@ def _crossed(reading: TapeReading, op: Op, known: int, wrong: int) -> Found:
         fix="Use one index, or one permutation, for inputs and targets.",
         refute="Print both indices: if they are equal, this finding is wrong.",
     )
-
-
-def _rows_of_others(reading: TapeReading, given: int, wanted: int, rows: int) -> int | None:
-    """Return how many samples have targets of rows that inputs are not taken of, if most do.
-
-    Targets some steps ahead of their inputs lie at a constant distance.
-    """
-    one, two = _index_into(reading, given), _index_into(reading, wanted)
-    if one is None or two is None or not len(one) == len(two) == rows or len(np.unique(two - one)) == 1:
-        return None
-    missing = int((~np.isin(one, two)).sum())
-    return missing if missing > rows / 2 else None
 
 
 def _index_into(reading: TapeReading, given: int) -> Numbers | None:
