@@ -3216,3 +3216,92 @@ def test_numbers_are_computed_as_torch_computes_them(tmp_path, compute):
     number = reading.numbers.of(reading.terms[-1].value)
     assert number is not None
     assert float(number) == pytest.approx(expected[reading.tape.step - 1], rel=1e-5)
+
+
+def clip(model):
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+
+
+def clips_after_the_step(model, optimizer, x, y):
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    clip(model)
+    optimizer.zero_grad()
+
+
+def clips_before_the_step(model, optimizer, x, y):
+    F.cross_entropy(model(x), y).backward()
+    clip(model)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def reads_the_norm_after_the_step(model, optimizer, x, y):
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+    optimizer.zero_grad()
+
+
+def clears_between_two_losses(model, optimizer, x, y):
+    out = model(x)
+    for loss in (F.cross_entropy(out, y), out.square().mean()):
+        optimizer.zero_grad()
+        loss.backward(retain_graph=True)
+    optimizer.step()
+
+
+def clears_before_two_losses(model, optimizer, x, y):
+    out = model(x)
+    optimizer.zero_grad()
+    for loss in (F.cross_entropy(out, y), out.square().mean()):
+        loss.backward(retain_graph=True)
+    optimizer.step()
+
+
+def climbs_before_it_descends(model, optimizer, x, y):
+    """Sharpness-aware: the first gradients are used to move the weights, which are moved back before the step."""
+    F.cross_entropy(model(x), y).backward()
+    with torch.no_grad():
+        moves = [each.grad.sign() * 1e-3 for each in model.parameters()]
+        for each, move in zip(model.parameters(), moves, strict=True):
+            each.add_(move)
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    with torch.no_grad():
+        for each, move in zip(model.parameters(), moves, strict=True):
+            each.sub_(move)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "ill"),
+    [
+        ("clip_after_step", clips_after_the_step, True),
+        ("clip_after_step", clips_before_the_step, False),
+        ("clip_after_step", reads_the_norm_after_the_step, False),
+        ("zero_grad_misplaced", clears_between_two_losses, True),
+        ("zero_grad_misplaced", clears_before_two_losses, False),
+        ("zero_grad_misplaced", climbs_before_it_descends, False),
+    ],
+)
+def test_the_order_of_a_step(tmp_path, kind, step, ill):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for _ in range(8):
+            step(model, optimizer, ROWS[:16], LABELS[:16])
+    assert (kind in [finding.kind for finding in session.findings if finding.severity != "info"]) is ill
+
+
+def test_targets_of_a_divergence_may_be_logarithms(tmp_path):
+    teacher = mlp()
+
+    def loss_of(model, x, y):
+        return F.kl_div(
+            model(x).log_softmax(1), teacher(x).log_softmax(1).detach(), reduction="batchmean", log_target=True
+        )
+
+    case = taped(tmp_path / "run", mlp(), (ROWS, LABELS), loss_of)
+    assert found("logits_into_prob_loss", case) is None

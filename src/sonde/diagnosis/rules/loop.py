@@ -14,7 +14,7 @@ from sonde.diagnosis.case import Case, NotMeasured, longest_run, run_length
 from sonde.diagnosis.ownership import held, marked, need_optimizers, ran, recent_rates, runner_of
 from sonde.diagnosis.rule import Found, Threshold, above, below, by_number, fact, few, rule
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
-from sonde.diagnosis.tape.flow import added_gradients
+from sonde.diagnosis.tape.flow import added_gradients, thrown_between
 from sonde.diagnosis.track import Panel, Track
 from sonde.records import Evidence, Severity
 
@@ -85,6 +85,8 @@ def zero_grad_misplaced(case: Case) -> Found | None:
 
     Or between the backward passes of one step, so that only the last one counts.
     """
+    if (taped := thrown_between(case)) is not None:
+        return taped
     found = (_cleared(case, optimizer) for optimizer in need_optimizers(case))
     return next((each for each in found if each is not None), None) or _thrown_away(case)
 

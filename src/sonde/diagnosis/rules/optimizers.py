@@ -14,6 +14,7 @@ from sonde.diagnosis.outlook import is_failing, is_learning_well
 from sonde.diagnosis.ownership import held, marked
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, few, rule
 from sonde.diagnosis.symptoms import NOT_FINITE, TOO_FAR
+from sonde.diagnosis.tape.flow import clipped_too_late
 from sonde.diagnosis.track import Panel, Track, Values
 from sonde.diagnosis.weights import Weights, first_weights, last_weights
 from sonde.records import Severity
@@ -38,8 +39,8 @@ CLIP_MOST = Threshold(0.8, "share of steps: nearly all that could show it")
 )
 def clip_after_step(case: Case) -> Found | None:
     """Gradients are clipped after the step has used them, before the backward pass, or not at all."""
-    if (nothing := _nothing_to_clip(case)) is not None:
-        return nothing
+    if (found := _nothing_to_clip(case) or clipped_too_late(case)) is not None:
+        return found
     norms = case.vitals(signals.CLIP_NORM)
     gradients = case.panel("gradient")
     if not norms or not gradients.sites:

@@ -384,7 +384,8 @@ def _follows_a_score(case: Case) -> Found | None:
     """Find a scheduler that waits for a number to fall and gets one that is named as a score, or the reverse."""
     for call in case.facts.calls("scheduler.step"):
         mode, name = call.data.get("mode"), str(call.data.get("follows") or "")
-        right = {1: "max", -1: "min"}.get(better_direction(name), mode)
+        # What is called a score may well be a loss.
+        right = {1: "max", -1: "min"}.get(better_direction(name), mode) if name.lower() != "score" else mode
         if mode not in ("min", "max") or mode == right or call.count < LR_CUTS:
             continue
         better, worse = ("higher", "lower") if right == "max" else ("lower", "higher")

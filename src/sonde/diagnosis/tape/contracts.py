@@ -130,8 +130,8 @@ def _parts(reading: TapeReading, call: FunctionCall) -> Iterator[Argument]:
     logs = [op.input("self") for op in call.ops if op.kind == "xlogy"]
     learnt = [each.id for each in values if each.requires_grad and each.shape and each.id not in logs]
     data = [each.id for each in values if each.shape and (not each.requires_grad or each.id in logs)]
-    if call.function == "kl_div":
-        data = [each for each in data if not logs or each in logs]
+    if call.function == "kl_div":  # with log_target=True there is no such operation
+        data = [each for each in data if each in logs]
     classes = 1 if call.function == "cross_entropy" else None
     for role, given, others in (("input", learnt, data), ("target", data, learnt)):
         for value in given:

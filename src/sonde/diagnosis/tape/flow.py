@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from sonde.core import signals
-from sonde.core.tape import Call, Line, Mark, Op, Value, references
+from sonde.core.tape import Call, Line, Mark, Op, Value, number, references
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, above, fact, few, on_tape
 from sonde.diagnosis.tape.reading import CARRIERS, TapeReading, Term
@@ -102,6 +102,67 @@ def _of_an_attack(reading: TapeReading) -> Found | None:
             )
         before = mark
     return None
+
+
+@on_tape
+def thrown_between(reading: TapeReading) -> Found | None:
+    """Find gradients of one loss that are cleared before another's pass, and that no step has used."""
+    if len(reading.tape.optimizers) != 1 or not any(mark.kind == "optimizer_enter" for mark in reading.tape.marks):
+        return None
+    before: Mark | None = None
+    cleared: Mark | None = None
+    for mark in reading.tape.marks:
+        if mark.kind == "optimizer_enter":
+            before = cleared = None
+        elif mark.kind == "zero_grad" and before is not None and not _is_read(reading, before.index, mark.index):
+            before, cleared = None, before
+        elif mark.kind == "backward" and not mark.data.get("inputs"):
+            roots = references(mark.data.get("roots"))
+            lost = references(cleared.data.get("roots")) if cleared is not None else []
+            if cleared is not None and _share_weights(reading, roots, cleared) and lost != roots:
+                op = reading.tape.producer(lost[0]) if lost else None
+                return Found(
+                    severity="critical",
+                    step=reading.tape.step,
+                    sites=("optimizer", signals.LOOP),
+                    evidence=(fact("backward passes whose gradients were cleared before any step", 1),),
+                    cause=f"Gradients of one loss{reading.where(op)} are cleared before the backward pass of another, "
+                    "and no step has used them: only the last loss is learnt.",
+                    fix="Call optimizer.zero_grad() once, before the first backward pass of a step.",
+                )
+            before = mark
+    return None
+
+
+def _is_read(reading: TapeReading, first: int, last: int) -> bool:
+    """Return whether the program reads gradients, or what a backward pass has computed, between two places."""
+    for op in reading.tape.ops[first:last]:
+        for _, value in op.inputs() if op.phase in ("forward", "between") else ():
+            maker = reading.tape.producer(value)
+            if reading.tape.values[value].role == "gradient" or (maker is not None and maker.phase == "backward"):
+                return True
+    return False
+
+
+MOST_CLIPPED: Final = 100.0
+"""A larger limit is given to learn the norm, not to clip."""
+
+
+@on_tape
+def clipped_too_late(reading: TapeReading) -> Found | None:
+    """Find gradients that are clipped after the step has used them, just before they are cleared."""
+    order = [mark for mark in reading.tape.marks if mark.kind in ("clip", "zero_grad", "backward", "optimizer_enter")]
+    kinds = [mark.kind for mark in order]
+    if kinds.count("clip") != 1 or kinds[:2] != ["clip", "zero_grad"] or "optimizer_enter" not in kinds:
+        return None
+    limit = number(order[0].data.get("max_norm"))
+    if not isinstance(limit, int | float) or not 0 < limit <= MOST_CLIPPED:
+        return None
+    return Found(
+        sites=("optimizer", signals.LOOP),
+        evidence=(fact("largest norm that is left", float(limit)),),
+        cause="Gradients are clipped after optimizer.step() has used them, and cleared next: clipping has no effect.",
+    )
 
 
 def _uses_gradient(reading: TapeReading, roots: list[int], earlier: Mark) -> bool:
