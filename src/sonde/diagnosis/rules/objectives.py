@@ -18,7 +18,7 @@ from sonde.diagnosis.ownership import need_optimizers
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.rules.losses import LOSS_LOOKS
 from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
-from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
+from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_FINITE, NOT_TRAINED
 from sonde.diagnosis.tape.data import variance_as_deviation as find_variance_as_deviation
 from sonde.diagnosis.tape.flow import wrongly_accumulated
 from sonde.diagnosis.tape.losses import (
@@ -346,7 +346,7 @@ def _is_sum(loss: SeenLoss) -> bool:
 @rule(
     "term_without_gradient",
     exact=True,
-    explains=[*NOT_TRAINED],
+    explains=[*NOT_TRAINED, *NOT_FINITE, "nan_in_data"],
     fix="Remove .detach(), .item(), torch.no_grad() or torch.tensor(...) from the way of this term to the loss.",
     refute="Print requires_grad of that term: if it is True, this finding is wrong.",
 )
