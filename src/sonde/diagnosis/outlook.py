@@ -42,7 +42,9 @@ def chance_loss(case: Case) -> float | None:
     if case.loss_facts(*_CLASS_LOSSES) is not None:
         entropy = case.vital(signals.LOSS, signals.RUNNING_LABEL_ENTROPY)
         loss = case.loss_facts(*_CLASS_LOSSES)
-        if entropy is not None:
+        # With weights a guess is not that of how frequent labels are, but no worse than one that knows nothing.
+        weighted = loss is not None and bool(loss.settings.get("weighted") and loss.classes)
+        if entropy is not None and not weighted:
             return float(entropy.numbers()[-1])
         return math.log(loss.classes) if loss is not None and loss.classes and loss.classes > 1 else None
     binary = case.loss_facts(*_BINARY_LOSSES)

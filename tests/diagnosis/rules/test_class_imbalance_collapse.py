@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ from handmade import found, loss, patient
 from programs import data, kinds, perceptron, train
 
 from sonde.core.facts import Facts
+from sonde.diagnosis.outlook import chance_loss
 
 
 @pytest.mark.parametrize(("weight", "ill"), [(1.0, True), (30.0, False)])
@@ -51,3 +54,10 @@ def test_weights_that_do_not_make_up_for_rarity_are_worth_a_warning(weighted, se
     }
     facts = Facts(losses=(loss("cross_entropy", target_shape=(64,), settings={"weighted": weighted}),))
     assert found("class_imbalance_collapse", patient(readings, facts)).severity == severity
+
+
+@pytest.mark.parametrize(("weighted", "guess"), [(True, math.log(2)), (False, 0.28)])
+def test_a_guess_under_a_weighted_loss_gains_nothing_from_frequencies(weighted, guess):
+    readings = {"loss:scalar": [0.3] * 10, "loss_fn:vital.running_label_entropy": [0.28] * 10}
+    about = loss("cross_entropy", target_shape=(64,), classes=2, settings={"weighted": weighted})
+    assert chance_loss(patient(readings, Facts(losses=(about,)))) == pytest.approx(guess)
