@@ -26,7 +26,7 @@ _FROM_NOT_FINITE: Final = frozenset({*TOO_FAR, "lr_too_high"}) - frozenset(NOT_F
 
 _EFFECTS: Final = frozenset(
     {"saturated_activation", "dead_relu", "constant_output", "vanishing_gradient", "exploding_activation"}
-    | {"exploding_gradient", "attention_entropy_collapse", "class_imbalance_collapse"}
+    | {"exploding_gradient", "attention_entropy_collapse"}
 )
 """What is never a cause by itself: something in the program makes activations and gradients so."""
 

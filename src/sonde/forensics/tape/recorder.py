@@ -48,6 +48,8 @@ MAX_SUSPECTED: Final = 2
 """Rounds that are taped because a finding has come up."""
 MAX_TURNS: Final = 2
 """Rounds that are taped because an optimizer steps in them that has not stepped on a tape."""
+MAX_OPTIMIZERS: Final = 64
+"""Optimizers whose turns are followed."""
 MAX_ASKED: Final = 32
 SECONDS_PER_MODULE: Final = 0.0012
 """What a tape is taken to cost before the first one: about ten operations a module, 120 us each on a slow host."""
@@ -172,6 +174,8 @@ class TapeRecorder:
     def _note_turns(self, number: int) -> None:
         stepped, self._stepped = self._stepped, set()
         for each in stepped:
+            if each not in self._turns and len(self._turns) >= MAX_OPTIMIZERS:
+                continue  # a program that makes optimizers again and again
             last = self._turns.get(each, (0, 0))
             self._turns[each] = None if self._taping is not None or last is None else (last[1], number)
 
