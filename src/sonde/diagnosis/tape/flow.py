@@ -119,7 +119,8 @@ def thrown_between(reading: TapeReading) -> Found | None:
         elif mark.kind == "backward" and not mark.data.get("inputs"):
             roots = references(mark.data.get("roots"))
             lost = references(cleared.data.get("roots")) if cleared is not None else []
-            if cleared is not None and _share_weights(reading, roots, cleared) and lost != roots:
+            is_lost = cleared is not None and lost != roots and not _uses_gradient(reading, roots, cleared)
+            if cleared is not None and is_lost and _share_weights(reading, roots, cleared):
                 op = reading.tape.producer(lost[0]) if lost else None
                 return Found(
                     severity="critical",
