@@ -460,8 +460,8 @@ def test_states_that_are_used_at_once_need_no_copy(tmp_path):
     assert found(session, "best_state_shares_memory") is None
 
 
-@pytest.mark.parametrize("ill", [True, False])
-def test_the_weights_of_the_worst_validation_are_loaded_in_the_end(tmp_path, ill):
+@pytest.mark.parametrize(("ill", "goes_on"), [(True, False), (True, True), (False, False)])
+def test_the_weights_of_the_worst_validation_are_loaded_in_the_end(tmp_path, ill, goes_on):
     model, optimizer = made()
     best, kept = None, None
     with watched(tmp_path, model, optimizer) as session:
@@ -471,7 +471,9 @@ def test_the_weights_of_the_worst_validation_are_loaded_in_the_end(tmp_path, ill
             if best is None or (number > best if ill else number < best):  # a score of -loss, and the wrong sign
                 best, kept = number, copy.deepcopy(model.state_dict())
         model.load_state_dict(kept)
-    assert (found(session, "best_selected_backwards") is not None) is ill
+        if goes_on:  # weights that are rewound, to be trained again
+            step(model, optimizer, session)
+    assert (found(session, "best_selected_backwards") is not None) is (ill and not goes_on)
 
 
 @pytest.mark.parametrize("name", ["val_loss", "val_acc"])

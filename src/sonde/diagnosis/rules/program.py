@@ -188,7 +188,8 @@ def best_selected_backwards(case: Case) -> Found | None:
 def _restores_worst(case: Case) -> Found | None:
     """Find weights that are loaded in the end, and that had the worst of all validations when they were taken."""
     for call in case.facts.calls("load_state_dict"):
-        taken = _taken_at(case, call)
+        # Training that goes on from there was rewound on purpose.
+        taken = _taken_at(case, call) if call.steps[-1] >= case.step else 0
         for name in case.scalars() if taken else ():
             if not is_held_out(name) or (curve := case.scalar(name)) is None:
                 continue

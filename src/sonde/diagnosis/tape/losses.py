@@ -48,8 +48,8 @@ def _over_positions(reading: TapeReading) -> Found | None:
                 f"positions{reading.where(op)}: the classes belong into dimension 1.",
                 fix="Write logits.transpose(1, 2) or permute; view and reshape keep the order of numbers. "
                 "Or flatten: cross_entropy(logits.flatten(0, 1), target.flatten()).",
-                refute="Multiply the logits of one position by 2: if the loss of other positions changes, this finding "
-                "is right.",
+                refute="Multiply the logits of one position by 2: if the loss of all others stays, this finding is "
+                "wrong.",
             )
     return None
 
