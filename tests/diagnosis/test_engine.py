@@ -325,6 +325,13 @@ def test_a_look_that_has_to_read_a_large_tape_waits_until_it_is_within_the_share
     assert second - first <= 10  # the next look reads nothing
 
 
+def test_tapes_are_not_listed_at_steps_at_which_no_look_is_affordable(tmp_path, monkeypatch):
+    listed = []
+    monkeypatch.setattr(tapes, "folders", lambda run: listed.append(run) or {})
+    looks = looks_at(0.08, 200, share=0.001, run=tmp_path)
+    assert len(listed) <= 3 * len(looks) < 10
+
+
 def test_short_steps_are_judged_at_a_few_of_the_first_whatever_it_costs():
     assert count_looks(0.0005, 200, share=0.0001, step_seconds=0.001) == 5
 

@@ -54,6 +54,13 @@ Role = Literal[
 ]
 Phase = Literal["forward", "backward", "optimizer", "between"]
 Reason = Literal["early", "suspected", "turn", "asked"]
+REASONS: Final[dict[str, str]] = {
+    "early": "one of the first steps",
+    "suspected": "something was found",
+    "turn": "an optimizer had its turn",
+    "asked": "asked for",
+}
+"""Why a step was taped, in words."""
 MarkKind = Literal[
     "module_enter",
     "module_exit",

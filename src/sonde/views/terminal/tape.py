@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sonde.analysis.step_outline import Node, outline
-from sonde.core.tape import Tape
+from sonde.core.tape import REASONS, Tape
 from sonde.views.terminal.style import QUIET, TITLE, Look
 
 DEPTH: Final = 3
@@ -19,18 +19,12 @@ _MOST_ALIKE: Final = 24
 """Operations in a row, outside folded modules, that are shown one by one."""
 _MOST_ROWS: Final = 10_000
 _MOST_OF_A_FUNCTION: Final = 2
-_REASONS: Final = {
-    "early": "one of the first steps",
-    "suspected": "something was found",
-    "turn": "an optimizer had its turn",
-    "asked": "asked for",
-}
 
 
 def print_tape(tape: Tape, console: Console, *, ops: bool = False) -> None:
     """Print a tape: batch, modules, loss, backward, optimizer, each with the user's line."""
     look = Look.of(console)
-    about = f"{len(tape.ops):,} operations, taped as {_REASONS[tape.reason]}"
+    about = f"{len(tape.ops):,} operations, taped as {REASONS[tape.reason]}"
     console.print(Text.assemble((f"step {tape.step}", TITLE), (f"  {about}", QUIET)))
     for note in (tape.truncated and f"cut short: {tape.truncated}", tape.incomplete):
         if note:

@@ -30,7 +30,7 @@ def describe(tape: tapes.Tape) -> dict[str, Any]:
     _fold(nodes)
     return {
         "step": tape.step,
-        "reason": tape.reason,
+        "reason": tapes.REASONS[tape.reason],
         "operations": len(tape.ops),
         "notes": [each for each in (tape.truncated, tape.incomplete) if each],
         "nodes": [each.to_json(tape) for each in nodes],

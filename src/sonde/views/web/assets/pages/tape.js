@@ -3,7 +3,6 @@ import { getJson, runPath } from "../api.js";
 import { changes, choose, h, replace } from "../dom.js";
 import { count, plural } from "../words.js";
 
-const REASONS = { early: "one of the first steps", suspected: "something was found", asked: "asked for" };
 const OPEN_DEPTH = 1;
 const MANY = 12; // operations in a row, outside of any module, that are folded into one line
 
@@ -47,7 +46,7 @@ export async function show(place, context) {
   function redraw() {
     const tape = chosen();
     if (!changes(tree, tape ?? null)) return;
-    about.textContent = tape ? [`${plural(tape.operations, "operation")}, taped: ${REASONS[tape.reason] ?? tape.reason}.`, ...tape.notes].join(" ") : "No step of this run was taped.";
+    about.textContent = tape ? [`${plural(tape.operations, "operation")}, taped: ${tape.reason}.`, ...tape.notes].join(" ") : "No step of this run was taped.";
     replace(tree, drawAll(tape?.nodes ?? [], 0));
     const options = tapes.map((each) => [String(each.step), count(each.step)]);
     replace(controls, h("h1", {}, "Tape"), tape ? choose("Step", options, String(tape.step), (step) => { context.keep({ step }); redraw(); }) : null);
