@@ -10,7 +10,7 @@ import pytest
 from tests.store.making import make_block, write_run
 from tests.waiting import PATIENCE_S, ask, started, wait_until
 
-from sonde.store import list_runs, open_run, verify
+from sonde.store import layout, list_runs, open_run, verify
 
 CHILD = """
 import sys
@@ -62,6 +62,36 @@ def test_no_acknowledged_step_is_lost(tmp_path):
     assert open_run(path).steps.tolist() == list(range(first + 3))
     assert open_run(path).status == "finished"
     assert verify(path).ok
+
+
+@pytest.mark.parametrize("first", [0, 40])
+def test_a_journal_that_a_killed_process_had_only_begun_leaves_no_gap(tmp_path, first):
+    path = tmp_path / "run"
+    if first:
+        with started([sys.executable, "-c", CHILD, path, 0]) as child:
+            while int(child.stdout.readline()) < first:
+                pass
+            child.kill()
+        first = int(open_run(path).steps[-1]) + 1
+    folder = layout.rank_folder(path, 0)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / layout.journal_name(layout.list_folder(folder).next_number)).touch()
+    for start in (first, first + 3):
+        write_run(path, range(start, start + 3), 6, resume=True)
+        assert verify(path).ok
+    assert open_run(path).steps.tolist() == list(range(first + 6))
+
+
+def test_a_noted_journal_that_is_empty_now_is_reported_and_does_not_stop_a_resumed_run(tmp_path):
+    path = tmp_path / "run"
+    with started([sys.executable, "-c", CHILD, path, 0]) as child:
+        ask(child)
+        child.kill()
+    folder = layout.rank_folder(path, 0)
+    (folder / layout.list_folder(folder).journals[-1][1]).write_bytes(b"")
+    assert not verify(path).ok
+    write_run(path, range(3), 6, resume=True)
+    assert open_run(path).steps.tolist() == list(range(3))
 
 
 def test_a_reader_in_another_process_follows_a_live_run(tmp_path):

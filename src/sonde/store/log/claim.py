@@ -51,6 +51,7 @@ def claim(path: Path, rank: int, run_header: RunHeader, *, resume: bool, start_s
         if author is None or author > rank == 0:
             by = run_header.environment | ({"rank": rank} if rank else {})
             header.write_header(path, replace(run_header, environment=by), replace=rank == 0)
+        _remove_unwritten(folder, listing)
         return _recall(folder, start_step) if listing.next_number else Past()
     except (FileExistsError, NotADirectoryError):
         raise RunError(f"{path} cannot hold a run: a file is in the way. Choose another path.") from None
@@ -98,6 +99,23 @@ def _describe(path: Path, folder: Path, now: float) -> str:
         f"{path} holds a run already ({steps}, {status}). Pass resume=True to continue it, or choose another path; "
         f"run={f'{path}-*'!r} takes the next free number."
     )
+
+
+def _remove_unwritten(folder: Path, listing: layout.Listing) -> None:
+    """Remove a last journal that its writer was killed in beginning; the next one takes its number.
+
+    A journal that the writer had noted held something: one that is empty now stays, and is reported as cut.
+    """
+    if not listing.journals:
+        return
+    number, name = listing.journals[-1]
+    try:
+        note = lease.read(folder)
+    except RunDamaged:
+        return
+    begun = note is None or number > note.journal
+    if begun and number + 1 == listing.next_number and (folder / name).stat().st_size == 0:
+        (folder / name).unlink()
 
 
 def _recall(folder: Path, start_step: int | None) -> Past:

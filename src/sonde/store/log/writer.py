@@ -110,21 +110,9 @@ class RunWriter:
     def _take_over(self, past: Past, start_step: int | None) -> None:
         """Have the journals sealed that earlier attempts left open, and report that the run goes on."""
         for number in past.journals:
-            if not self._remove_if_empty(number):
-                self._sealer.submit(number)
+            self._sealer.submit(number)
         if past.attempt:
             self._report_resumed(start_step, past.last_step)
-
-    def _remove_if_empty(self, number: int) -> bool:
-        """Remove a journal that a killed process had only begun; return whether it was one."""
-        path = self.folder / layout.journal_name(number)
-        try:
-            is_empty = path.stat().st_size == 0
-            if is_empty:
-                path.unlink()
-        except OSError:
-            return False
-        return is_empty
 
     def _prepare(self, past: Past, start_step: int | None, budget: int, journal_bytes: int) -> None:
         """Set up what continues the past of a folder, without writing to it."""
