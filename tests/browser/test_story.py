@@ -204,6 +204,23 @@ def ask_cli(*words):
     return json.loads(done.stdout)
 
 
+def test_curves_that_come_later_do_not_take_a_chart_from_under_its_reader(page):
+    def is_full(url):
+        return "/story" in url and "quick=1" not in url
+
+    held = []
+    page.route(is_full, lambda route: held.append(route))
+    with page.expect_request(lambda request: is_full(request.url)):
+        overview(page, "language")
+    canvas = page.locator(".chart[data-role=loss] canvas").element_handle()
+    assert page.query_selector(".chart[data-role=update]") is None
+    for each in held:
+        each.continue_()
+    page.unroute(is_full)
+    page.wait_for_selector(".chart[data-role=update]")
+    assert canvas.evaluate("each => each.isConnected && each.closest('.chart').dataset.role === 'loss'")
+
+
 def test_hovering_reads_recorded_values_and_the_slider_at_zero_shows_them_raw(page, folder):
     overview(page, "language")
     recorded = open_run(folder / "language").series("loss:scalar", "value")

@@ -14,6 +14,7 @@ export async function show(place, context) {
   const top = h("div", { class: "controls" }), verdict = h("div"), tiles = h("div", { class: "tiles" }), best = h("div"), found = h("div", { class: "findings" });
   const charts = h("div", { class: "charts" }), layers = h("div"), lanes = h("div", { class: "lanes" }), constants = h("p", { class: "note constants" });
   const atStep = h("div"), phases = h("div"), events = h("div"), about = h("div"), elsewhere = h("div"), toolbar = h("div", { class: "controls story-tools" });
+  const curves = new Map();
   let drawn = [], latestStory = null;
   const at = (name) => runPath(run, `figure/${name}`);
   const figures = [figure(at("phases"), {}, { signal, height: 320, hideEmpty: true }), figure(at("memory"), {}, { signal, height: 320, hideEmpty: true })];
@@ -86,14 +87,17 @@ export async function show(place, context) {
 
   function drawStory(story) {
     drawTools();
-    if (drawn.length === story.charts.length) drawn.forEach((each, number) => each.show(story.charts[number]));
-    else {
-      drawn = story.charts.map((made) => {
-        const kept = context.query.get(`log-${made.role}`);
-        return chart(made, axis, { signal, smoothing, marks, height: made.role === "loss" ? 220 : 120, log: kept === null ? null : kept === "1", onlog: (log) => context.keep({ [`log-${made.role}`]: log ? "1" : "0" }) });
-      });
-      replace(charts, drawn.length ? drawn : h("p", { class: "quiet" }, "No loss was logged: session.log(loss=loss) adds one."));
-    }
+    const before = drawn;
+    drawn = story.charts.map((made) => {
+      const same = curves.get(`${made.role} ${made.title}`); // a chart that is there stays: a curve that comes later does not take it from under its reader
+      if (same) { same.show(made); return same; }
+      const kept = context.query.get(`log-${made.role}`);
+      const fresh = chart(made, axis, { signal, smoothing, marks, height: made.role === "loss" ? 220 : 120, log: kept === null ? null : kept === "1", onlog: (log) => context.keep({ [`log-${made.role}`]: log ? "1" : "0" }) });
+      curves.set(`${made.role} ${made.title}`, fresh);
+      return fresh;
+    });
+    if (!drawn.length) replace(charts, h("p", { class: "quiet" }, "No loss was logged: session.log(loss=loss) adds one."));
+    else if (drawn.length !== before.length || drawn.some((each, place) => each !== before[place])) replace(charts, drawn);
     const named = Object.entries(story.constants);
     replace(constants, named.length ? ["Constant: ", named.map(([name, value], place) => [place ? ", " : "", h("b", {}, name), ` ${short(value)}`])] : null);
     drawLanes(story);
