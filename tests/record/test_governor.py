@@ -472,6 +472,15 @@ def test_steps_that_are_not_due_are_only_counted():
         assert length == max(0, until_due - 1), "the step before a recorded one is looked at"
 
 
+def test_steps_that_are_only_counted_show_how_long_a_bare_step_takes():
+    machine = Machine(0.05, bare=1e-4, cost=(15e-5, 2e-4, 4e-4, 6e-4)).run(200)
+    for _ in range(40):
+        machine.governor.begin_doze()
+        machine.now += 100 * (1e-4 + 2e-5)
+        machine.governor.end_doze(100, 100, (True, True), 100 * 2e-5)
+    assert machine.governor.cost().step_seconds == pytest.approx(1e-4)
+
+
 def test_the_cost_counts_what_judging_and_occasional_work_take():
     machine = Machine(0.05, bare=0.1, cost=(0, 0.0001, 0.0002, 0.0003))
     machine.governor._aside_seconds = lambda: 0.01 * max(0.0, machine.now - 24 * 0.1)

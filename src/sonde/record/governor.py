@@ -333,6 +333,8 @@ class Governor:
         self._dozing_pays = False
         self._dozed: deque[float] = deque(maxlen=_KEPT)
         """The time spent in Sonde in steps that were only counted."""
+        self._undisturbed: deque[float] = deque(maxlen=_KEPT)
+        """How long steps that were only counted took, less the time spent in Sonde."""
         self._dozed_steps = self._looked_at = 0
         """Unrecorded steps that were only counted, and those that were looked at, since dozing pays."""
         self._ahead: deque[float] = deque(maxlen=_KEPT)
@@ -394,7 +396,9 @@ class Governor:
         if steps:
             self._dozed.append(seconds / steps)
         if steps >= _LONG_DOZE:
-            self._durations[NOTHING].append((self._clock() - self._doze_began) / steps)
+            passed = self._clock() - self._doze_began
+            self._durations[NOTHING].append(passed / steps)
+            self._undisturbed.append((passed - seconds) / steps)
         self._last = None
         self._account.earn(steps, self._aside_seconds())
         first = self._choose(self._due_steps) if next_due[0] else NOTHING
@@ -540,6 +544,8 @@ class Governor:
 
     def _bare_seconds(self) -> float | None:
         """Return how long a step takes without Sonde: measured where steps without it are known, else by its clocks."""
+        if len(self._undisturbed) >= _ENOUGH:
+            return _usual(self._undisturbed)
         level = NOTHING if len(self._durations[NOTHING]) >= _ENOUGH else self._level_seen_most()
         if not self._durations[level] or not self._waited[level]:
             return None
