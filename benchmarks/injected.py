@@ -390,7 +390,10 @@ MISTAKES = (
         remove,
     ),
     Mistake("eval() is missing", ("train_mode_in_eval",), statements(lambda c: called(c) == "eval"), remove),
+    Mistake("rate x 10", ("lr_too_high",), calls(has_rate), setting("lr", "@ * 10")),
+    Mistake("rate x 30", ("lr_too_high",), calls(has_rate), setting("lr", "@ * 30")),
     Mistake("rate x 100", ("lr_too_high",), calls(has_rate), setting("lr", "@ * 100")),
+    Mistake("rate / 100", ("lr_too_low",), calls(has_rate), setting("lr", "@ * 1e-2")),
     Mistake("rate / 10,000", ("lr_too_low",), calls(has_rate), setting("lr", "@ * 1e-4")),
     Mistake("rate 0", ("lr_too_low", "optimizer_step_noop"), calls(has_rate), setting("lr", "0.0")),
     Mistake(

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from handmade import ask, loss, model, patient
 from programs import data, kinds, perceptron, train
+
+from sonde.core.facts import ParameterFacts
 
 
 @pytest.mark.parametrize(("lr", "ill"), [(10.0, True), (3e-3, False)])
@@ -121,3 +125,40 @@ def test_a_loss_that_begins_at_zero_does_not_jump(tmp_path):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     found = train(tmp_path, model, optimizer, x, x, loss_fn=nothing_at_first)
     assert "lr_too_high" not in kinds(found, notes=False)
+
+
+@pytest.mark.parametrize(
+    ("first", "grown", "left", "ill"),
+    [
+        (0.6, 8.0, 0.5, True),
+        (0.1, 8.0, 0.5, False),  # as long as first steps of Adam often are
+        (0.6, 2.0, 0.5, False),
+        (0.6, 8.0, 0.05, False),  # it has learnt all the same
+    ],
+)
+def test_first_steps_as_long_as_the_weights_that_leave_them_many_times_as_large_are_found(first, grown, left, ill):
+    steps, names = 80, ("a.weight", "b.weight")
+    sizes = [1.0, *np.linspace(1.5, grown, steps - 1)]
+    readings = {
+        "loss:scalar": [2 * max(left, 1 - at / 20) for at in range(steps)],
+        **{f"{name}:parameter": [[size, -size] for size in sizes] for name in names},
+        **{f"{name}:gradient": [[0.1, -0.1]] * steps for name in names},
+        **{f"{name}:update": [[first, -first]] * 5 + [[0.01, -0.01]] * (steps - 5) for name in names},
+    }
+    shapes = {key: {"shape": (2, 1)} for key in readings if "weight" in key}
+    answer = ask("lr_too_high", patient(readings, model(*names), about=shapes))
+    assert (answer is not None) is ill
+
+
+def test_weights_that_were_drawn_too_small_are_not_taken_for_long_steps():
+    steps, shape, names = 80, (4, 400), ("a.weight", "b.weight")
+    sizes = [1e-4, *np.linspace(0.002, 0.02, steps - 1)]
+    readings = {
+        "loss:scalar": [2 * max(0.5, 1 - at / 20) for at in range(steps)],
+        **{f"{name}:parameter": [np.full(shape, size) for size in sizes] for name in names},
+        **{f"{name}:gradient": [np.full(shape, 0.1)] * steps for name in names},
+        **{f"{name}:update": [np.full(shape, 1e-3)] * steps for name in names},
+    }
+    facts = replace(model(*names), parameters=tuple(ParameterFacts(name=name, shape=shape) for name in names))
+    case = patient(readings, facts, about={key: {"shape": shape} for key in readings if "weight" in key})
+    assert ask("lr_too_high", case) is None

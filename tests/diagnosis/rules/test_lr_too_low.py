@@ -91,3 +91,40 @@ def test_a_warm_up_is_not_too_low(tmp_path):
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1e-5 * 1.1**step)
     assert "lr_too_low" not in kinds(train(tmp_path, model, optimizer, *data(), after_step=schedule.step))
+
+
+@pytest.mark.parametrize(
+    ("pace", "end", "noise", "ill"),
+    [
+        (5e-4, 0.85, 0.0, True),
+        (5e-4, 0.1, 0.0, False),  # it has learnt with little movement, as a model that starts out trained
+        (2e-2, 0.85, 0.0, False),
+        (5e-4, 1.0, 0.01, True),
+        (2e-3, 1.0, 0.01, False),
+    ],
+)
+def test_a_run_whose_steps_add_up_to_little_is_too_slow_if_its_loss_was_still_to_be_lowered(pace, end, noise, ill):
+    steps, names = 150, ("a.weight", "b.weight")
+    readings = {
+        "loss:scalar": [2 + 2 * (end - 1) * at / steps + noise * (-1) ** at for at in range(steps)],
+        **{f"{name}:parameter": [[1.0, -1.0]] * steps for name in names},
+        **{f"{name}:gradient": [[0.1, -0.1]] * steps for name in names},
+        **{f"{name}:update": [[pace, -pace]] * steps for name in names},
+    }
+    shapes = {key: {"shape": (2, 1)} for key in readings if "weight" in key}
+    facts = handmade.model(*names, optimizers=(handmade.optimizer(*names),))
+    answer = handmade.ask("lr_too_low", handmade.patient(readings, facts, about=shapes, final=True))
+    assert (answer is not None) is ill
+
+
+def test_a_loss_that_fell_early_and_stays_is_not_called_slow():
+    steps = 150
+    readings = {
+        "loss:scalar": [2 - min(0.4, 0.02 * at) + 0.001 * (-1) ** at for at in range(steps)],
+        "a.weight:parameter": [[1.0, -1.0]] * steps,
+        "a.weight:gradient": [[0.1, -0.1]] * steps,
+        "a.weight:update": [[5e-4, -5e-4]] * steps,
+    }
+    shapes = {key: {"shape": (2, 1)} for key in readings if "weight" in key}
+    facts = handmade.model("a.weight", optimizers=(handmade.optimizer("a.weight"),))
+    assert handmade.ask("lr_too_low", handmade.patient(readings, facts, about=shapes, final=True)) is None

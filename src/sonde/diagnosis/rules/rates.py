@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -27,10 +28,15 @@ OVERSHOOT = Threshold(1.5, "highest loss over the first: with random labels or a
 JUMP = Threshold(2.0, "highest of the first 20 losses over the first, as a median of three: batches scatter less")
 JUMP_FAR = Threshold(10.0, "the same of single losses, where the loss comes back soon")
 JUMP_SHARE = Threshold(0.05, "share of the losses that are as far above the first: it comes back late")
+LONGEST = Threshold(0.3, "update over weight of the longest of the first steps, median of weights: 0.1 is common")
+GROWN = Threshold(4.0, "size of the weights over their first size, median: twice is common")
+LEFT = Threshold(0.15, "loss over its start that long first steps have left")
+LOST_STEPS = Threshold(40, "losses that must be known")
 MEMORY = Threshold(1.0, "steps that momentum averages over, over those of the whole run: nothing is forgotten")
 USUAL_MOMENTUM = Threshold(0.95, "momentum: recipes have 0.9, one-cycle schedules up to 0.95")
 MEMORY_GROWTH = Threshold(1.5, "size of the weights over their first size, median: steps have added up")
 _FIRST_LOSSES: Final = 20
+_USUAL_SHARE: Final = 0.5
 _WINDOW: Final = 3
 """Losses whose median is a level: one odd batch is no jump."""
 
@@ -61,6 +67,8 @@ def lr_too_high(case: Case) -> Found | None:
     if leaps >= PACE_STEPS and _jumps(found[1], first) and not _tries_steps(case):
         why = f"the first steps raise the loss to {overshoot:.3g} times its first value."
         return _too_long(case, first, _evidence(early, late, overshoot), why)
+    if (lost := _lost_their_start(case, first)) is not None:
+        return lost
     is_failing_for_sure = is_failing(case) and not (case.learning.state == "flat" and case.learning.may_have_fallen)
     if not is_failing_for_sure and (not is_near_chance(case, 1.0) or _tries_steps(case)):
         return None
@@ -75,6 +83,43 @@ def lr_too_high(case: Case) -> Found | None:
         if fast >= PACE_STEPS:
             return _too_long(case, first, evidence)
     return None
+
+
+def _lost_their_start(case: Case, first: Weights) -> Found | None:
+    """Find first steps that are as long as the weights, which then are several times as large, and a loss left high.
+
+    What the weights were initialised with is what lets a network learn. Weights that were drawn too small grow, too:
+    they count as large as torch's layers draw them.
+    """
+    learning, last = case.learning, last_weights(case)
+    is_known = learning.state in ("flat", "worse", "improving") and learning.initial > 0
+    if not is_known or learning.points < LOST_STEPS or first.names != last.names or _tries_steps(case):
+        return None
+    usual = _usual_sizes(case, first.names)
+    sizes, mine = np.maximum(first.sizes, usual), np.isfinite(first.updates).any(axis=0) & ~first.began_at_zero
+    if mine.sum() < 2 or not len(last.steps) or learning.recent < LEFT * learning.initial:
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        paces = (first.updates / sizes)[:, mine]
+        growth = float(np.nanmedian((last.sizes[-1] / sizes[0])[mine]))
+    paces = np.nanmedian(paces[np.isfinite(paces).any(axis=1)], axis=1)
+    if paces.max() < LONGEST or _count(paces, PACE_HIGH) < PACE_STEPS or not growth >= GROWN:
+        return None
+    grown = above("size of the weights over their first size, median", growth, GROWN)
+    evidence = (above("update of a weight over its size, highest of the first steps", paces.max(), LONGEST), grown)
+    why = (
+        f"they are {growth:.2g} times as large in the end: what they were initialised with is lost. The loss is still "
+        f"{learning.recent / learning.initial:.2g} of its start."
+    )
+    return _too_long(case, first, evidence, why)
+
+
+def _usual_sizes(case: Case, names: tuple[str, ...]) -> Values:
+    """Return half of the root mean square with which torch's layers draw weights of these shapes."""
+    shapes = {each.name: each.shape for each in case.facts.parameters}
+    inputs = [math.prod(shapes[name][1:]) if name in shapes else math.inf for name in names]
+    usual: Values = _USUAL_SHARE / np.sqrt(3 * np.maximum(inputs, 1.0))
+    return usual
 
 
 def _never_forgets(case: Case) -> Found | None:
@@ -193,6 +238,11 @@ PACE_LOW = Threshold(1e-4, "the same; as a rule of thumb its log10 lies between 
 PACE_SLOW = Threshold(1e-3, "the same where the loss falls, but slowly, at the level of guessing")
 PULL_LOW = Threshold(1e-6, "gradient over weight: below, there is no gradient to follow, which is another fault")
 NEGLIGIBLE = Threshold(2**-9, "share of its size that the fastest weight can have moved in all: bfloat16 rounds by it")
+MOVED = Threshold(0.25, "sum of all updates over size, fastest weight: trained weights come several times their size")
+MOVED_LITTLE = Threshold(0.1, "the same where the loss does not fall for certain")
+MOVED_STEPS = Threshold(60, "steps of a run that has ended: a shorter one was a trial")
+FALLEN = Threshold(0.7, "loss over its start: little has been learnt where the loss of guessing is not known")
+STILL_FALLING = Threshold(0.25, "share of the fall of the loss that the second half of the run has brought")
 WARM_UP = Threshold(1.05, "rate over that ten steps before: still rising")
 RATE_DECAYED = Threshold(0.1, "rate over its highest: lowered by a schedule")
 
@@ -219,7 +269,53 @@ def lr_too_low(case: Case) -> Found | None:
     for name, mine in zip(*parts, strict=True):
         if (found := _too_short(case, name, first.of(mine), last.of(mine), limit)) is not None:
             return found
-    return None
+    return _hardly_moved(case, first, last)
+
+
+def _hardly_moved(case: Case, first: Weights, last: Weights) -> Found | None:
+    """Find a run that ended with its weights near where they began, and with a loss that was still to be lowered.
+
+    The sum of all updates bounds how far a weight can have come. Weights that are trained from their initial values
+    come several times as far as they are large; a model that starts out trained need not, but its loss is low.
+    """
+    paces = [pace for each in (first, last) if len(pace := each.fastest())]
+    if not case.final or case.step < MOVED_STEPS or not paces:
+        return None
+    moved = max(float(np.median(pace)) for pace in paces) * case.step
+    if moved > (MOVED if case.learning.falls else MOVED_LITTLE) or not _was_still_to_be_lowered(case):
+        return None
+    rate, learning = case.learning_rate(), case.learning
+    lowered = 1 - learning.recent / learning.initial
+    return Found(
+        step=int(last.steps[0]),
+        sites=("optimizer",),
+        evidence=(
+            below("updates of the fastest weight over its size, sum of the run", moved, MOVED),
+            fact("fall of the loss over its start", lowered, "loss:scalar mean"),
+            fact("learning rate", float("nan") if rate is None else float(rate[1].max())),
+        ),
+        cause=f"The learning rate is too low for this run: its {case.step} steps together move no weight by more than "
+        f"{moved:.1%} of its size, "
+        + ("and the loss is still falling slowly." if learning.falls else "and the loss does not fall."),
+    )
+
+
+def _was_still_to_be_lowered(case: Case) -> bool:
+    """Return whether the loss is about that of guessing, or has fallen steadily but by little."""
+    learning, found = case.learning, case.loss()
+    if found is None or learning.initial <= 0 or learning.state not in ("flat", "worse", "improving"):
+        return False
+    if learning.state != "improving":
+        return is_near_chance(case) or chance_loss(case) is None
+    return _falls_to_the_end(found[1]) and (is_near_chance(case) or learning.recent >= FALLEN * learning.initial)
+
+
+def _falls_to_the_end(losses: Values) -> bool:
+    """Return whether the second half of a run has done a good part of what the loss has fallen by."""
+    fifth = max(1, len(losses) // 5)
+    start, end = float(np.median(losses[:fifth])), float(np.median(losses[-fifth:]))
+    at = (len(losses) - fifth) // 2
+    return start > end and float(np.median(losses[at : at + fifth])) - end >= STILL_FALLING * (start - end)
 
 
 def _too_short(case: Case, optimizer: str, first: Weights, last: Weights, limit: float) -> Found | None:
