@@ -365,6 +365,17 @@ def mixture(dim):
 AS_MANY_CLASSES = nn.Sequential(nn.Embedding(WORDS, 16), nn.Linear(16, TIME))
 """A model of sequences whose number of classes is that of their positions."""
 
+def chosen_along(dim):
+    """Return the loss of a value that is chosen for each sample, as that of an action is."""
+
+    def loss_of(model, x, y):
+        values = model(x)
+        chosen = values.gather(dim, (y % min(values.shape))[:, None])[:, 0]
+        return F.smooth_l1_loss(chosen, y.float())
+
+    return loss_of
+
+
 ILL = {
     "softmax before cross entropy": ("double_softmax", mlp(nn.Softmax(1)), (ROWS, LABELS), cross_entropy),
     "sigmoid before cross entropy": ("double_softmax", mlp(nn.Sigmoid()), (ROWS, LABELS), cross_entropy),
@@ -443,12 +454,14 @@ ILL = {
         }.items()
     },
     "positions over the batch": ("batch_axis_mixed", Positions("batch"), (TOKENS, TOKENS), by_words),
+    "chosen among the samples": ("batch_axis_mixed", mlp(), (ROWS, LABELS), chosen_along(0)),
     "levels over pixels": ("batch_axis_mixed", Denoiser(), (PICTURES,), denoising((-1,))),
     "freezes by name": ("setting_without_effect", with_setting("requires_grad", False), (ROWS, LABELS), cross_entropy),
     "misspelt": ("setting_without_effect", with_setting("inplce", True), (ROWS, LABELS), cross_entropy),
 }
 
 HEALTHY = {
+    "chosen among the classes": (mlp(), (ROWS, LABELS), chosen_along(1)),
     "logits": (mlp(), (ROWS, LABELS), cross_entropy),
     "log-softmax over classes": (mlp(), (ROWS, LABELS), nll(1)),
     "softmax inside, logits at the end": (mlp(), (ROWS, LABELS), with_attention_weights),

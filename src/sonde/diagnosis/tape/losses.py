@@ -770,8 +770,30 @@ def mixed_axes(reading: TapeReading) -> Found | None:
         op = reading.tape.ops[conflict.op]
         if any(out in reading.needed for out in (*op.outs, *op.writes)):
             return _mismatched(reading, op, conflict.size)
-    questions = (_one_for_all, _by_statistics_of_samples, _over_the_batch, _length_of_all)
+    questions = (_one_for_all, _by_statistics_of_samples, _over_the_batch, _length_of_all, _chosen_of_samples)
     return next((found for ask in questions if (found := ask(reading)) is not None), None)
+
+
+def _chosen_of_samples(reading: TapeReading) -> Found | None:
+    """Find numbers that are chosen among the samples, by one index for each, and always from the first column."""
+    for op in reading.forward_ops:
+        value, index = (op.input(name) for name in ("self", "index")) if op.kind == "gather" else (None, None)
+        if value is None or index is None or not reading.tape.values[value].requires_grad:
+            continue
+        shape, chosen = reading.tape.values[value].shape, reading.tape.values[index].shape
+        at = op.args["dim"] % max(1, len(shape))
+        if len(shape) != 2 or at != 0 or chosen[1] != 1 or shape[1] == 1 or chosen[0] != shape[0]:
+            continue
+        if op.outs[0] in reading.needed and reading.is_samples(value, 0):
+            return Found(
+                sites=(signals.LOSS, "(model)"),
+                evidence=(fact(f"columns of {shape} that are never read", shape[1] - 1),),
+                cause=f"gather takes values of shape {shape} along dimension 0{reading.where(op)}, which holds the "
+                "samples: each index picks the first number of some sample, not a number of its own.",
+                fix="Pick a column of each row: values.gather(1, index).",
+                refute="Compare with values[torch.arange(len(values)), index[:, 0]]: if both agree, this is wrong.",
+            )
+    return None
 
 
 def _length_of_all(reading: TapeReading) -> Found | None:
