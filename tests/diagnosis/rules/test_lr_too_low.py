@@ -128,3 +128,16 @@ def test_a_loss_that_fell_early_and_stays_is_not_called_slow():
     shapes = {key: {"shape": (2, 1)} for key in readings if "weight" in key}
     facts = handmade.model("a.weight", optimizers=(handmade.optimizer("a.weight"),))
     assert handmade.ask("lr_too_low", handmade.patient(readings, facts, about=shapes, final=True)) is None
+
+
+def test_a_run_without_gradients_has_no_rate_to_blame():
+    steps = 150
+    readings = {
+        "loss:scalar": [2 + 0.01 * (-1) ** at for at in range(steps)],
+        "a.weight:parameter": [[1.0, -1.0]] * steps,
+        "a.weight:update": [[0.0, 0.0]] * steps,
+        "a.weight:gradient": [[0.0, 0.0]] * steps,
+    }
+    shapes = {key: {"shape": (2, 1)} for key in readings if "weight" in key}
+    facts = handmade.model("a.weight", optimizers=(handmade.optimizer("a.weight"),))
+    assert handmade.ask("lr_too_low", handmade.patient(readings, facts, about=shapes, final=True)) is None

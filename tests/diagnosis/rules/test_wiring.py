@@ -169,6 +169,10 @@ def test_trained_features_without_gradients_are_a_note():
     assert found("graph_break_detach", cut(("head.weight",), values=TRAINED)).severity == "info"
 
 
+def test_a_trained_model_of_which_nothing_gets_a_gradient_is_no_feature_extractor():
+    assert found("graph_break_detach", cut((), values=TRAINED)).severity == "critical"
+
+
 def test_a_module_that_never_runs_is_unused_and_not_cut_off():
     case = cut(("head.weight",), ran=("head",))
     assert found("unused_parameters", case).sites == ("stem.weight", "stem.bias")

@@ -505,7 +505,7 @@ def graph_break_detach(case: Case) -> Found | None:
     random = fresh_parameters(case, tuple(names)) or not any(len(case.parameters[name].shape) > 1 for name in names)
     last = _last_in_order(case, names)
     cut = cut_off(case, names)
-    intended = not random and share >= EXTRACTOR_SHARE and (case.taped is None or case.taped.comes_first(names))
+    intended = not random and EXTRACTOR_SHARE <= share < 1 and (case.taped is None or case.taped.comes_first(names))
     return Found(
         severity="info" if intended else ("critical" if share > BROKEN_MOST else "warning"),
         step=lost.first_step,

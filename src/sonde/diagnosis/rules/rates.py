@@ -282,7 +282,8 @@ def _hardly_moved(case: Case, first: Weights, last: Weights) -> Found | None:
     if not case.final or case.step < MOVED_STEPS or not paces:
         return None
     moved = max(float(np.median(pace)) for pace in paces) * case.step
-    if moved > (MOVED if case.learning.falls else MOVED_LITTLE) or not _was_still_to_be_lowered(case):
+    most, pull = MOVED if case.learning.falls else MOVED_LITTLE, _pull(last)
+    if not 0 < moved <= most or pull is None or not _was_still_to_be_lowered(case):
         return None
     rate, learning = case.learning_rate(), case.learning
     lowered = 1 - learning.recent / learning.initial
@@ -290,7 +291,8 @@ def _hardly_moved(case: Case, first: Weights, last: Weights) -> Found | None:
         step=int(last.steps[0]),
         sites=("optimizer",),
         evidence=(
-            below("updates of the fastest weight over its size, sum of the run", moved, MOVED),
+            below("updates of the fastest weight over its size, sum of the run", moved, most),
+            pull,
             fact("fall of the loss over its start", lowered, "loss:scalar mean"),
             fact("learning rate", float("nan") if rate is None else float(rate[1].max())),
         ),
@@ -328,22 +330,30 @@ def _too_short(case: Case, optimizer: str, first: Weights, last: Weights, limit:
         pace = np.concatenate([first.fastest(), last.fastest()])
     if not len(pace) or pace.max() >= limit:
         return None
-    gradients = last.gradient_ratio[-5:]
-    reached = np.flatnonzero(np.isfinite(gradients).any(axis=0))
-    alive = float(np.nanmax(gradients[:, reached[-1]])) if len(reached) else 0.0
-    if alive < PULL_LOW:
+    alive = _pull(last)
+    if alive is None:
         return None
     return Found(
         step=int(last.steps[0]),
         sites=(optimizer,),
         evidence=(
             below("update of a weight over its size, fastest weight, highest of the last steps", pace.max(), limit),
-            fact("gradient of the last weight over its size", alive, f"{last.names[reached[-1]]}:gradient rms"),
+            alive,
             fact("learning rate", float("nan") if rate is None else float(rate[1][-1])),
         ),
         cause="The learning rate is too low: steps hardly change the weights, "
         + ("and the loss does not fall." if case.learning.failed else "all steps of the run no more than rounding."),
     )
+
+
+def _pull(last: Weights) -> Evidence | None:
+    """Return how large the gradient of the last weight is that one reaches; None if there is none to follow."""
+    gradients = last.gradient_ratio[-5:]
+    reached = np.flatnonzero(np.isfinite(gradients).any(axis=0))
+    alive = float(np.nanmax(gradients[:, reached[-1]])) if len(reached) else 0.0
+    if alive < PULL_LOW:
+        return None
+    return fact("gradient of the last weight over its size", alive, f"{last.names[reached[-1]]}:gradient rms")
 
 
 def _says_nothing(case: Case) -> bool:
