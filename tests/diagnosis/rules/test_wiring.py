@@ -170,7 +170,15 @@ def test_trained_features_without_gradients_are_a_note():
 
 
 def test_a_trained_model_of_which_nothing_gets_a_gradient_is_no_feature_extractor():
-    assert found("graph_break_detach", cut((), values=TRAINED)).severity == "critical"
+    facts = model("stem.weight", order=("stem",), parameters=(weight("stem.weight", shape=(16, 16)),))
+    readings = {
+        "stem.weight:update": [0.1] * 12,
+        "stem:output": [1.0] * 12,
+        "stem.weight:parameter": [TRAINED],
+        "optimizer:vital.backwards_seen": [0] * 12,
+    }
+    case = patient(readings, facts, about={"stem.weight:parameter": {"shape": (16, 16)}})
+    assert found("graph_break_detach", case).severity == "critical"
 
 
 def test_a_module_that_never_runs_is_unused_and_not_cut_off():
