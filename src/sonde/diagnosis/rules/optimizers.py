@@ -413,7 +413,7 @@ EPS_STEPS = Threshold(20, "steps over which the gradient is measured")
 @rule(
     "adam_eps_too_large",
     needs=["gradient", "parameter", "update", "facts.order"],
-    explains=["lr_too_low"],
+    explains=["lr_too_low", "optimizer_step_noop"],
     fix="Use eps=1e-8, or raise the learning rate if the large eps is intended.",
     refute="Train with eps=1e-8: if the loss does not fall faster, this finding is wrong.",
     since=EPS_STEPS,
