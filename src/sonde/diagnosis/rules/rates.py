@@ -238,9 +238,10 @@ PACE_LOW = Threshold(1e-4, "the same; as a rule of thumb its log10 lies between 
 PACE_SLOW = Threshold(1e-3, "the same where the loss falls, but slowly, at the level of guessing")
 PULL_LOW = Threshold(1e-6, "gradient over weight: below, there is no gradient to follow, which is another fault")
 NEGLIGIBLE = Threshold(2**-9, "share of its size that the fastest weight can have moved in all: bfloat16 rounds by it")
-MOVED = Threshold(0.25, "sum of all updates over size, fastest weight: trained weights come several times their size")
+MOVED = Threshold(0.2, "sum of all updates over size, fastest weight: trained weights come several times their size")
 MOVED_LITTLE = Threshold(0.1, "the same where the loss does not fall for certain")
 MOVED_STEPS = Threshold(60, "steps of a run that has ended: a shorter one was a trial")
+MOVED_SURELY = Threshold(150, "steps from which these hold in full; in shorter runs, in proportion to their length")
 FALLEN = Threshold(0.7, "loss over its start: little has been learnt where the loss of guessing is not known")
 STILL_FALLING = Threshold(0.25, "share of the fall of the loss that the second half of the run has brought")
 WARM_UP = Threshold(1.05, "rate over that ten steps before: still rising")
@@ -283,6 +284,7 @@ def _hardly_moved(case: Case, first: Weights, last: Weights) -> Found | None:
         return None
     moved = max(float(np.median(pace)) for pace in paces) * case.step
     most, pull = MOVED if case.learning.falls else MOVED_LITTLE, _pull(last)
+    most = most * min(1.0, case.step / MOVED_SURELY)
     if not 0 < moved <= most or pull is None or not _was_still_to_be_lowered(case):
         return None
     rate, learning = case.learning_rate(), case.learning
