@@ -99,6 +99,16 @@ def tensor_sets(scopes: Iterable[Mapping[str, Any]]) -> list[TensorSet]:
     return found
 
 
+def _may_follow(path: str, value: Any, owners: Mapping[int, object]) -> bool:
+    """Return whether a value holds weights that no optimizer trains, or is named as a copy, by its first tensor."""
+    first: Any = None
+    if isinstance(value, nn.Module):
+        first = next(unwrap(value).parameters(), None)
+    elif type(value) in _CONTAINERS and value:
+        first = next(iter(value.values() if isinstance(value, dict) else value))
+    return isinstance(first, Tensor) and (id(first) not in owners or is_follower(path))
+
+
 def _running_means(module: nn.Module) -> tuple[Tensor, ...]:
     """Return the running means that a module in evaluation mode uses; torch's own averages are looked at elsewhere."""
     if module.training or isinstance(module, AveragedModel):
@@ -269,6 +279,9 @@ class Copies:
 
     def look(self, step: int, scopes: Iterable[Mapping[str, Any]], owners: Mapping[int, tuple[str, int]]) -> None:
         """Keep some values of every copy; `owners` holds the optimizers of parameters by id. Waits for no device."""
+        scopes = list(scopes)
+        if not any(_may_follow(path, value, owners) for scope in scopes for path, value in within(scope, _DEPTH)):
+            return  # listing the weights of every part of a model takes long
         sets = [each for each in tensor_sets(scopes) if each.tensors]
         holders = [
             next((owners[key][0] for key in map(id, each.tensors.values()) if key in owners), "") for each in sets
