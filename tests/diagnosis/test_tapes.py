@@ -268,6 +268,31 @@ def denoising(shape):
     return loss_of
 
 
+def with_advantage(model, x, y):
+    """Return the loss of an actor and a critic: the advantage is held, so the critic's value only nears its goal."""
+    actor, critic = model
+    values, rewards = critic(x)[:, 0], (y == 0).float()
+    chosen = actor(x).log_softmax(1).gather(1, y[:, None])[:, 0]
+    return -(chosen * (rewards - values.detach())).mean() + 0.01 * F.mse_loss(values, rewards)
+
+
+def log_bound(share):
+    """Return a bound of which the noise is scaled by the logarithm of the variance, or by a share of it."""
+
+    def loss(model, x, _):
+        mean, log_var = model.encode(x).chunk(2, 1)
+        rebuilt = model.decode(mean + torch.randn_like(mean) * (log_var if share == 1 else share * log_var))
+        return F.mse_loss(rebuilt, x) - 0.5 * (1 + log_var - mean**2 - log_var.exp()).mean()
+
+    return loss
+
+
+def of_deviations(model, x, _):
+    mean, deviation = model.encode(x).chunk(2, 1)
+    rebuilt = model.decode(mean + torch.randn_like(mean) * deviation)
+    return F.mse_loss(rebuilt, x) - 0.5 * (1 + (deviation**2).log() - mean**2 - deviation**2).mean()
+
+
 def bound(model, x, _):
     rebuilt, mean, log_var = model(x)
     return F.mse_loss(rebuilt, x) - 0.5 * (1 + log_var - mean**2 - log_var.exp()).mean()
@@ -365,6 +390,7 @@ def mixture(dim):
 AS_MANY_CLASSES = nn.Sequential(nn.Embedding(WORDS, 16), nn.Linear(16, TIME))
 """A model of sequences whose number of classes is that of their positions."""
 
+
 def chosen_along(dim):
     """Return the loss of a value that is chosen for each sample, as that of an action is."""
 
@@ -461,6 +487,8 @@ ILL = {
 }
 
 HEALTHY = {
+    "an advantage that is detached": (nn.ModuleList([mlp(), mlp(outputs=1)]), (ROWS, LABELS), with_advantage),
+    "a deviation that no exponential is taken of": (Coder(0), (ROWS, LABELS), of_deviations),
     "chosen among the classes": (mlp(), (ROWS, LABELS), chosen_along(1)),
     "logits": (mlp(), (ROWS, LABELS), cross_entropy),
     "log-softmax over classes": (mlp(), (ROWS, LABELS), nll(1)),
@@ -697,11 +725,11 @@ def denoise(target):
     return loss_of
 
 
-def discounted(uses):
+def discounted(uses, by_operation=False):
     """Learn values; the value of the next state counts at the end of an episode too, or not."""
 
     def loss_of(model, x, y):
-        over = torch.tensor([float(each % 2) for each in y.tolist()])
+        over = (y % 2 == 1).float() if by_operation else torch.tensor([float(each % 2) for each in y.tolist()])
         with torch.no_grad():
             later = 0.9 * model(x.roll(1, 0)).max(1).values
             goal = x[:, 0] + (later * (1 - over) if uses else later)
@@ -801,6 +829,11 @@ ILL |= {
     "labels that are shifted twice": (
         "shifted_twice", Reader(1), (TOKENS,), lambda model, x: model(x[:, :-1], x[:, 1:])),
     "values after the end": ("terminal_bootstrapped", mlp(), (ROWS, LABELS), discounted(uses=False)),
+    "values after an end that is computed": (
+        "terminal_bootstrapped", mlp(), (ROWS, LABELS), discounted(uses=False, by_operation=True)),
+    "logarithm of the variance for deviation": ("variance_as_deviation", Coder(0), (ROWS, LABELS), log_bound(1.0)),
+    "half the logarithm of the variance for deviation": (
+        "variance_as_deviation", Coder(0), (ROWS, LABELS), log_bound(0.5)),
     "the state after the padding": ("padding_dominates", Last(at_length=False), (PADDED, LABELS), cross_entropy),
     "an inverted mask of attention": ("mask_inverted", Masked(inverted=True), (PADDED, LABELS), cross_entropy),
     "samples in another order": ("label_shuffle_mismatch", Sorted(undoes=False), (ROWS, LABELS), cross_entropy),
@@ -833,6 +866,7 @@ HEALTHY |= {
         lambda model, x: F.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 2:].flatten())),
     "labels that are shifted once": (Reader(0), (TOKENS,), lambda model, x: model(x[:, :-1], x[:, 1:])),
     "values until the end": (mlp(), (ROWS, LABELS), discounted(uses=True)),
+    "an end that is computed": (mlp(), (ROWS, LABELS), discounted(uses=True, by_operation=True)),
     "the state before the padding": (Last(at_length=True), (PADDED, LABELS), cross_entropy),
     "a mask of attention": (Masked(inverted=False), (PADDED, LABELS), cross_entropy),
     "samples in their order again": (Sorted(undoes=True), (ROWS, LABELS), cross_entropy),

@@ -149,7 +149,7 @@ def _fades_in_time(case: Case) -> Found | None:
     start = np.array([first.get(name, np.nan) for name in panel.names])
     highest = _highest(panel)
     faded = np.flatnonzero(highest < GRADIENT_FALL * start)
-    if not len(faded):
+    if not len(faded) or _has_no_loss_left(case):
         return None
     names = tuple(panel.names[at] for at in faded)
     left = float((highest[faded] / start[faded]).max())
@@ -166,6 +166,13 @@ def _fades_in_time(case: Case) -> Found | None:
         "high before.",
         refute="Look at the loss: if it has reached its floor, small gradients are normal and this finding is wrong.",
     )
+
+
+def _has_no_loss_left(case: Case) -> bool:
+    """Return whether the last losses are next to nothing beside the largest: gradients are, too, then."""
+    found = case.loss()
+    losses = np.abs(found[1][np.isfinite(found[1])]) if found is not None else np.empty(0)
+    return len(losses) > _STEPS and bool(losses[-_STEPS:].max() <= GRADIENT_FALL * losses.max())
 
 
 def _gradients(case: Case) -> Panel:

@@ -267,7 +267,7 @@ def aux_loss_dominates(case: Case) -> Found | None:
 @rule(
     "target_not_detached",
     needs=["facts.bootstrapped"],
-    explains=[*NOT_TRAINED, "target_scale"],
+    explains=[*NOT_TRAINED, "loss_sign_flipped", "target_scale"],
     exact=True,
     fix="Compute the target under torch.no_grad(), or detach() it; a target network is common.",
     refute="If both sides should get gradients, as in residual-gradient methods, this finding is wrong.",

@@ -175,7 +175,33 @@ def variance_as_deviation(reading: TapeReading) -> Found | None:
                 cause=f"Noise is scaled by exp(v){reading.where(op)}, but the loss takes exp(v) for the variance: a "
                 "standard deviation is the root of it.",
             )
+        if not op.module and _is_variance(reading, op) and (scaled := _noise_times(reading, source.id)) is not None:
+            return Found(
+                sites=tuple(dict.fromkeys((reading.site(scaled, "(model)"), "(model)"))),
+                evidence=(fact("exponentials of the same number", len(same)),),
+                cause=f"Noise is multiplied by v itself{reading.where(scaled)}, but the loss takes exp(v) for the "
+                "variance: v is its logarithm, and the standard deviation is exp(v / 2).",
+            )
     return None
+
+
+def _noise_times(reading: TapeReading, exponent: int) -> Op | None:
+    """Return an operation that multiplies noise by a number of which the loss takes the exponential, or by its half."""
+    for op in reading.forward_ops:
+        pair = reading.pair(op) if op.kind.startswith("mul") else None
+        for one, other in (pair, pair[::-1]) if pair is not None else ():
+            if _is_noise(reading, other) and exponent in (reading.plain(one).id, _before_factor(reading, one)):
+                return op
+    return None
+
+
+def _before_factor(reading: TapeReading, value: int) -> int | None:
+    """Return what was multiplied by a number to make a value; None if that is not how it was made."""
+    maker = reading.tape.producer(reading.plain(value).id)
+    if maker is None or maker.kind not in ("mul", "div") or reading.pair(maker) is not None:
+        return None
+    source = maker.input("self")
+    return None if source is None else reading.plain(source).id
 
 
 def _is_variance(reading: TapeReading, op: Op) -> bool:

@@ -196,10 +196,12 @@ def _weighs_value(reading: TapeReading, op: Op) -> bool:
 
 
 def _is_idle_flag(reading: TapeReading, value: Value) -> bool:
-    """Return whether numbers of the data, or what was made of them by nothing but stacking, are 0 and 1 and unused."""
+    """Return whether numbers of the data, or what the loop has made of them, are 0 and 1 and unused."""
     maker = reading.tape.producer(value.id)
-    is_stacked = maker is not None and maker.kind == "stack" and not maker.in_model and not value.requires_grad
-    if any(op.kind != "lift_fresh" for op in reading.tape.consumers(value.id)):
+    is_made = maker is not None and not maker.in_model and maker.phase in ("forward", "between")
+    if value.id in reading.of_weights or any(op.kind != "lift_fresh" for op in reading.tape.consumers(value.id)):
         return False
-    content = reading.numbers.of(value.id) if is_stacked or value.role in ("constant", "batch") else None
-    return content is not None and set(np.unique(content)) <= {0, 1}
+    content = reading.numbers.of(value.id) if is_made or value.role in ("constant", "batch") else None
+    if content is None:
+        return is_made and reading.plain(value.id).dtype == "bool"
+    return set(np.unique(content)) <= {0, 1}

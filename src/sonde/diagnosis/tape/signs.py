@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -407,8 +407,19 @@ def _rises(reading: TapeReading, towards: Mapping[int, Numbers]) -> bool:
 
 
 def _loss(reading: TapeReading, outputs: dict[int, Numbers]) -> float | None:
-    found = TapedNumbers(reading.tape, outputs).of(reading.roots[0])
+    """Return the loss for other outputs; what the program has detached from them stays as it was."""
+    held = {value: reading.numbers.of(value) for value in _detached(reading, outputs)}
+    known = {value: content for value, content in held.items() if content is not None}
+    found = TapedNumbers(reading.tape, outputs | known).of(reading.roots[0])
     return None if found is None or found.size != 1 or not np.isfinite(found).all() else float(found.reshape(()))
+
+
+def _detached(reading: TapeReading, outputs: Collection[int]) -> list[int]:
+    """Return what the loss uses of outputs, but passes no gradient to them."""
+    if not outputs:
+        return []
+    after = (reading.tape.descendants(outputs) & reading.needed) - set(outputs)
+    return [value for value in after if not reading.tape.values[value].requires_grad]
 
 
 def _flipped(reading: TapeReading, when: str, how: str) -> Found:
