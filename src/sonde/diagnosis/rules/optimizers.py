@@ -58,7 +58,7 @@ def _nothing_to_clip(case: Case) -> Found | None:
         given, steps = int(call.data.get("parameters") or 0), len(set(call.steps))
         norms = case.vitals(signals.CLIP_NORM)
         often = call.count >= min(CLIP_MOST * (case.step - 1), MOST_CLIPS)
-        if steps >= CLIP_STEPS and often and sum(len(track) for track in norms) <= 1:
+        if steps >= CLIP_STEPS and often and sum(int((track.numbers() != 0).sum()) for track in norms) <= 1:
             return Found(
                 step=call.steps[0] + 1,
                 sites=("optimizer", signals.LOOP),
@@ -67,10 +67,13 @@ def _nothing_to_clip(case: Case) -> Found | None:
                 + (
                     "no parameter at all: a generator is used up after its first use."
                     if not given
-                    else "parameters without any gradient: they are not those that are trained."
+                    else "parameters without any gradient: it comes before loss.backward(), or they are not those that "
+                    "are trained."
                 )
                 + " Gradients are applied unclipped.",
-                fix="Pass model.parameters() in each call, or keep a list: params = list(model.parameters()).",
+                fix="Call clip_grad_norm_ between loss.backward() and optimizer.step()."
+                if given
+                else "Pass model.parameters() in each call, or keep a list: params = list(model.parameters()).",
                 refute="Print what clip_grad_norm_ returns: if it is not 0, this finding is wrong.",
             )
     return None
