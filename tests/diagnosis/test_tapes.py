@@ -3352,3 +3352,15 @@ def test_targets_of_a_divergence_may_be_logarithms(tmp_path):
 
     case = taped(tmp_path / "run", mlp(), (ROWS, LABELS), loss_of)
     assert found("logits_into_prob_loss", case) is None
+
+
+def test_rows_of_a_table_of_positions_are_not_taken_for_samples(tmp_path):
+    layer, table = nn.TransformerEncoderLayer(16, 2, 16, dropout=0.0, batch_first=True), torch.randn(TIME + 5, 16)
+    parts = nn.ModuleList([nn.Embedding(WORDS, 16), layer, nn.Linear(16, WORDS)])
+
+    def loss(model, x, y):
+        words, mix, out = model
+        return by_words(lambda tokens: out(mix(words(tokens) + table[: tokens.size(1)])), x, y)
+
+    case = taped(tmp_path / "run", parts, (TOKENS, TOKENS), loss, all_at_once)
+    assert found("batch_axis_mixed", case) is None

@@ -11,6 +11,7 @@ An axis about which nothing is known matches every other: what is unknown leads 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from math import prod
 from typing import Final
@@ -604,12 +605,21 @@ class Labels:
         if about is None or op.module or not about.is_given or about.id not in self._data or len(axis) != 1:
             return
         size, known = self.axes.sizes[self.axes.find(axis[0])], next(iter(self.axes.samples), None)
-        if self._counted or size >= about.shape[0]:
+        if self._counted or size >= about.shape[0] or self._joins_features(op):
             return
         if known is None:
             self.axes.samples.add(axis[0])
         elif self.axes.sizes[known] == size:  # as many others, such as the second pictures of pairs
             self.axes.parents[self.axes.find(axis[0])] = self.axes.find(known)
+
+    def _joins_features(self, op: Op) -> bool:
+        """Return whether rows are added to what was computed of weights, or multiplied by it, as those of positions."""
+        uses = [use for use in self.tape.consumers(op.outs[0]) if use.kind.removesuffix("_") in ("add", "mul")]
+        return any(value in self._learned for use in uses for _, value in use.inputs())
+
+    @functools.cached_property
+    def _learned(self) -> set[int]:
+        return self.tape.descendants([value.id for value in self.tape.given("parameter")])
 
     def _index(self, op: Op) -> Label | None:
         label, _ = self._given(op)
