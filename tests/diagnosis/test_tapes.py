@@ -341,11 +341,11 @@ def policy(sign):
     return loss_of
 
 
-def surrogate(sign):
+def surrogate(sign, choose=torch.min, turn=1):
     def loss_of(model, x, y):
-        old, weight = torch.zeros(len(x)), torch.where(y == 0, 1.0, -0.5)
+        old, weight = torch.zeros(len(x)), turn * torch.where(y == 0, 1.0, -0.5)
         ratio = (torch.distributions.Categorical(logits=model(x)).log_prob(y) - old).exp()
-        return sign * torch.min(ratio * weight, ratio.clamp(0.8, 1.2) * weight).mean()
+        return sign * choose(ratio * weight, ratio.clamp(0.8, 1.2) * weight).mean()
 
     return loss_of
 
@@ -461,6 +461,7 @@ ILL = {
     "overlap of logits": ("logits_into_prob_loss", mlp(), (ROWS, LABELS), dice(lambda out: out)),
     "sigmoid of labels": ("arguments_swapped", mlp(), (ROWS, LABELS), dice(lambda out: out, torch.sigmoid)),
     "clipped surrogate without a minus": ("loss_sign_flipped", mlp(), (ROWS, LABELS), surrogate(1)),
+    "the larger surrogate": ("loss_sign_flipped", mlp(), (ROWS, LABELS), surrogate(-1, torch.max)),
     "rewards without a minus": ("loss_sign_flipped", mlp(), (ROWS, LABELS), policy(1)),
     "soft targets without a minus": ("loss_sign_flipped", mlp(), (ROWS, LABELS), soft_targets(1)),
     "itself": (
@@ -509,6 +510,7 @@ HEALTHY = {
     "number that is added, and no term": (mlp(), (ROWS, LABELS), added_as(lambda term: 0.1 if term.item() else 0.2)),
     "overlap of probabilities": (mlp(), (ROWS, LABELS), dice(torch.sigmoid)),
     "clipped surrogate": (mlp(), (ROWS, LABELS), surrogate(-1)),
+    "the larger of two costs": (mlp(), (ROWS, LABELS), surrogate(1, torch.max, turn=-1)),
     "shares of a mixture": (mlp(outputs=9), (ROWS, LABELS), mixture(1)),
     "squared distances of all pairs": (mlp(), (ROWS, LABELS), distances),
     "all pairs on purpose": (mlp(outputs=1), (ROWS, ROWS.sum(1)), pairs),
@@ -3352,6 +3354,23 @@ def test_targets_of_a_divergence_may_be_logarithms(tmp_path):
 
     case = taped(tmp_path / "run", mlp(), (ROWS, LABELS), loss_of)
     assert found("logits_into_prob_loss", case) is None
+
+
+@pytest.mark.parametrize(("factor", "ill"), [(4.0, True), (0.25, False), (1.0, False)])
+@pytest.mark.parametrize("masks", [True, False])
+def test_scores_that_are_multiplied_by_the_root_of_their_features_are_found(tmp_path, factor, ill, masks):
+    parts = nn.ModuleList([nn.Embedding(WORDS, 16), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, WORDS)])
+
+    def loss(model, x, y):
+        words, queries, keys, out = model
+        hidden = words(x)
+        scores = queries(hidden) @ keys(hidden).transpose(1, 2) * factor
+        if masks:
+            scores = scores.masked_fill(torch.eye(x.size(1), dtype=torch.bool), -1e9)
+        return by_words(lambda _: out(scores.softmax(-1) @ hidden), x, y)
+
+    case = taped(tmp_path / "run", parts, (TOKENS, TOKENS), loss)
+    assert (found("attention_entropy_collapse", case) is not None) is ill
 
 
 def test_rows_of_a_table_of_positions_are_not_taken_for_samples(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from sonde.core import signals
 from sonde.diagnosis.case import Case, NotMeasured
 from sonde.diagnosis.outlook import anomaly_severity, is_learning_well
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
+from sonde.diagnosis.tape.contracts import multiplied_scores
 from sonde.diagnosis.tape.losses import lost_in_norm
 from sonde.diagnosis.track import Track, Values
 from sonde.records import Severity
@@ -248,6 +249,8 @@ def attention_entropy_collapse(case: Case) -> Found | None:
 
     The mean over heads counts: a few such heads are normal.
     """
+    if (taped := multiplied_scores(case)) is not None:
+        return replace(taped, exact=True)
     tracks = case.need_vitals("module", signals.ATTENTION_ENTROPY)
     for track in tracks:
         values, looks = track.numbers(), int(ATTENTION_LOOKS)

@@ -283,8 +283,8 @@ def _hardly_moved(case: Case, first: Weights, last: Weights) -> Found | None:
     if not case.final or case.step < MOVED_STEPS or not paces:
         return None
     moved = max(float(np.median(pace)) for pace in paces) * case.step
-    most, pull = MOVED if case.learning.falls else MOVED_LITTLE, _pull(last)
-    most = most * min(1.0, case.step / MOVED_SURELY)
+    pull, most = _pull(last), float(MOVED if case.learning.falls else MOVED_LITTLE)
+    most *= min(1.0, case.step / MOVED_SURELY)
     if not 0 < moved <= most or pull is None or not _was_still_to_be_lowered(case):
         return None
     rate, learning = case.learning_rate(), case.learning

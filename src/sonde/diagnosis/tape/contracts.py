@@ -19,7 +19,7 @@ from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, Threshold, above, fact, on_tape
 from sonde.diagnosis.tape.numbers import Numbers
 from sonde.diagnosis.tape.ranges import ANYTHING, BOUNDED, Reach, bounded_by, reach
-from sonde.diagnosis.tape.reading import LOSS_FUNCTIONS, TapeReading
+from sonde.diagnosis.tape.reading import LOSS_FUNCTIONS, SOFTMAXES, TapeReading
 from sonde.records import Evidence, Severity
 
 _DIFFERENCE: Final = "a difference"
@@ -515,3 +515,50 @@ def wrapped_around(reading: TapeReading) -> Found | None:
                 refute="Print the dtype on that line: if it is signed or a float, this finding is wrong.",
             )
     return None
+
+
+# --------------------------------------------------------------------------------
+# Attention.
+
+
+@on_tape
+def multiplied_scores(reading: TapeReading) -> Found | None:
+    """Find attention whose scores are multiplied by the root of the number of features instead of divided by it."""
+    for op in reading.forward_ops:
+        product, factor = _scores(reading, op) if op.kind in SOFTMAXES else (None, 1.0)
+        queries = None if product is None else product.input("self")
+        features = 0 if queries is None else reading.tape.values[queries].shape[-1]
+        if product is None or features < LEAST_FEATURES or abs(factor * factor / features - 1) > SAME_FACTOR:
+            continue
+        if all(reading.tape.values[each].requires_grad for _, each in product.inputs()):
+            return Found(
+                sites=(reading.site(op, "(model)"),),
+                evidence=(fact("factor of the scores", factor), fact("features of a query", features)),
+                cause=f"Attention scores are multiplied by {factor:.4g}, the root of the {features} features of a query"
+                f"{reading.where(op)}, instead of divided by it: they are {features} times too large, so each row "
+                "attends to one position.",
+                fix=f"Divide the scores: (queries @ keys.transpose(-2, -1)) / math.sqrt({features}).",
+                refute="Print the spread of the scores before the softmax: if it is about 1, this finding is wrong.",
+            )
+    return None
+
+
+def _scores(reading: TapeReading, softmax: Op) -> tuple[Op | None, float]:
+    """Return the product of queries and keys that a softmax is taken of, and the number that it is multiplied by."""
+    value, factor = softmax.input("self"), 1.0
+    for _ in range(_MOST_BETWEEN):
+        op = None if value is None else reading.tape.producer(reading.plain(value).id)
+        if op is None or op.kind in ("bmm", "mm"):
+            return op, factor
+        by = number(op.args.get("other")) if op.kind in ("mul", "div") and op.input("other") is None else None
+        if op.kind not in ("add", "masked_fill") and not by:
+            break
+        factor *= 1 / by if by and op.kind == "div" else by or 1.0
+        value = op.input("self")
+    return None, factor
+
+
+LEAST_FEATURES = Threshold(4, "features of a query: the root of fewer may be another number by chance")
+SAME_FACTOR = Threshold(1e-3, "square of the factor over the number of features, from 1: a root that was rounded")
+_MOST_BETWEEN: Final = 8
+"""Operations between scores and their softmax."""

@@ -435,7 +435,7 @@ def praised(reading: TapeReading) -> Found | None:
 
 @on_tape
 def lowered_surrogate(reading: TapeReading) -> Found | None:
-    """Find a clipped surrogate, the smaller of two products of a policy's ratio, that is minimised."""
+    """Find a clipped surrogate, the smaller of two products of a policy's ratio, that is minimised, or the larger."""
     for term in reading.terms:
         sign, op = term.sign, reading.tape.producer(term.value)
         while op is not None and op.kind != "gather" and (op.kind in KEEPS_SIGN or op.kind == "neg"):
@@ -443,15 +443,19 @@ def lowered_surrogate(reading: TapeReading) -> Found | None:
             if len(learnt) != 1:
                 break
             sign, op = sign * _factor_sign(op), reading.tape.producer(learnt[0])
-        if op is None or op.kind != "minimum" or sign < 0:
+        if op is None or (op.kind, sign < 0) not in (("minimum", False), ("maximum", True)):
             continue
         sides = [reading.makers((each,), lambda made: made.kind in ("mul", "clamp", "exp")) for _, each in op.inputs()]
         if all(any(map(reading.is_policy_ratio, makers)) for makers in sides):
+            is_minimised = op.kind == "minimum"
             return Found(
                 sites=(signals.LOSS,),
-                evidence=(fact("clipped surrogates that are minimised", 1),),
+                evidence=(fact(f"clipped surrogates that {'are minimised' if is_minimised else 'clip nothing'}", 1),),
                 cause=f"The clipped surrogate of a policy is minimised{reading.where(op)}: the minus before it is "
-                "missing, so actions become less likely the better they are.",
+                "missing, so actions become less likely the better they are."
+                if is_minimised
+                else f"The larger of the clipped and the unclipped surrogate is maximised{reading.where(op)}: clipping "
+                "never holds a step back then, since the other of the two counts.",
                 fix="policy_loss = -torch.min(ratio * advantage, clipped * advantage).mean()",
             )
     return None
