@@ -715,14 +715,14 @@ def many_labels(last):
     return loss_of
 
 
-def denoise(target):
-    """Predict noise: that which was added, other noise, or compare with the noisy input."""
+def denoise(target, joins=False):
+    """Predict noise: that which was added, other noise, or compare with the noisy input, alone or beside a time."""
 
     def loss_of(model, x):
         noise = torch.randn_like(x)
         noisy = x + 0.5 * noise
         goal = {"added": noise, "other": torch.randn_like(x), "input": noisy, "clean": x}[target]
-        return F.mse_loss(model(noisy), goal)
+        return F.mse_loss(model(torch.cat([noisy, torch.ones(len(x), 1)], 1) if joins else noisy), goal)
 
     return loss_of
 
@@ -825,6 +825,8 @@ ILL |= {
     "bytes below zero": ("integer_wraparound", mlp(), (ROWS, LABELS), bytes_minus(torch.tensor(30, dtype=torch.uint8))),
     "noise that was not added": ("label_shuffle_mismatch", mlp(outputs=FEATURES), (ROWS,), denoise("other")),
     "the noisy input as a target": ("target_is_input", mlp(outputs=FEATURES), (ROWS,), denoise("input")),
+    "the noisy part of the input as a target": (
+        "target_is_input", mlp(inputs=FEATURES + 1, outputs=FEATURES), (ROWS,), denoise("input", joins=True)),
     "a target within the input": (
         "data_leakage", mlp(outputs=1), (ROWS, ROWS[:, 2].clone()),
         lambda model, x, y: F.mse_loss(model(x).squeeze(1), y)),
@@ -861,6 +863,8 @@ HEALTHY |= {
     "bytes as floats": (mlp(), (ROWS, LABELS), bytes_minus(None)),
     "noise that was added": (mlp(outputs=FEATURES), (ROWS,), denoise("added")),
     "the clean data as a target": (mlp(outputs=FEATURES), (ROWS,), denoise("clean")),
+    "the clean part of the input as a target": (
+        mlp(inputs=FEATURES + 1, outputs=FEATURES), (ROWS,), denoise("clean", joins=True)),
     "a part of the input to be reproduced": (
         mlp(outputs=1), (ROWS,), lambda model, x: F.mse_loss(model(x).squeeze(1), x[:, 2])),
     "labels after pairs of words": (

@@ -90,7 +90,9 @@ _DATA: Final[tuple[Role, ...]] = ("input", "target", "batch", "carried", "consta
 @on_tape
 def noisy_copy(reading: TapeReading) -> Found | None:
     """Find an output that is compared with the noisy input itself, not with what the noise was added to."""
-    given = {reading.plain(value).id: value for value in reading.tape.inputs_of_root()}
+    inputs = list(reading.tape.inputs_of_root())
+    joined = [maker for value in inputs if (maker := reading.tape.producer(value)) is not None and maker.kind == "cat"]
+    given = {reading.plain(value).id for value in (*inputs, *(part for maker in joined for _, part in maker.inputs()))}
     for _, target, op in reading.compared():
         source = reading.plain(target)
         maker = reading.tape.producer(source.id)
