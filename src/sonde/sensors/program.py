@@ -40,7 +40,9 @@ from sonde.hooks.replace_function import LOADING, ReplacedFunction
 from sonde.hooks.user_line import current_line, is_users
 from sonde.sensors.copies import Copies, is_follower, within
 from sonde.sensors.facts import loader_facts, scheduler_facts
+from sonde.sensors.loss_functions import LossCall
 from sonde.sensors.sensor import Clip, Context, PassInputs, Sensor, Step, StepEnd
+from sonde.sensors.tables import Tables
 
 MAX_ENTRIES: Final = 64
 MAX_STEPS: Final = 64
@@ -50,6 +52,8 @@ _MAX_HELD: Final = 64
 _MAX_PASSES: Final = 16
 _MAX_SCOPES: Final = 8
 _COMPARED: Final = 8
+_TABLE_LOOKS: Final = 3
+"""How often the tables of a program are looked at: after the first step, and in the first evaluations."""
 _EPOCHS: Final = re.compile(r"(n|nb|num|max|total)_?(train_?)?epochs?|(train_?)?epochs|epochs?_(num|count|total)")
 _CALLS: Final = re.compile(r"(num|max|total)_?(train(ing)?_?)?(steps|iters|iterations|updates)|t_total")
 _OF_LOADER: Final = ("dataset_kind", "dataset_length", "batch_size", "length", "sampler", "drop_last")
@@ -257,6 +261,11 @@ class ProgramCalls(Sensor):
         self._look_at_weights: Guarded = context.watched.guard.wrap("copies of weights", self._see_weights)
         self._looked = -1
         """The last step at the beginning of which copies of weights were looked at."""
+        self._tables = Tables()
+        self._see_rows: Guarded = context.watched.guard.wrap("tables of data", self._feed_tables)
+        self._look_at_tables: Guarded = context.watched.guard.wrap("tables of data", self._see_tables)
+        self._table_step = self._table_looks = 0
+        self._see_target: Guarded = context.watched.guard.wrap("tables of data", self._tables.see_target)
 
     # ------------------------------------------------------------------ the timeline
 
@@ -291,6 +300,8 @@ class ProgramCalls(Sensor):
         """State what is new."""
         steps = self.context.steps
         is_round = steps & (steps - 1) == 0
+        if steps == 1:
+            self._look_at_tables()
         if is_round:
             self._look_at_parameters()
             self._look_for_second_names()
@@ -583,6 +594,8 @@ class ProgramCalls(Sensor):
 
     def on_pass(self, inputs: PassInputs) -> None:
         """Compare the random state of the first training pass after a seed with that after the seed before."""
+        if (not self.context.steps or inputs.phase == "eval") and not is_capturing():
+            self._see_rows(inputs)
         if not inputs.is_first:
             return
         steps = self.context.steps
@@ -594,6 +607,27 @@ class ProgramCalls(Sensor):
             if entry is not None and not seeding.trained:
                 repeats = int(entry.data.get("repeats") or 0) + 1 if seeding.is_same(entry) else 0
                 self._set(entry, repeats=repeats, seed=seeding.given)
+
+    # ------------------------------------------------------------------ tables of data
+
+    def on_loss(self, call: LossCall) -> None:
+        """Keep the first targets, to know them again in the tables of the program."""
+        if not self.context.steps and call.target is not None:
+            self._see_target(call.target)
+
+    def _feed_tables(self, inputs: PassInputs) -> None:
+        """Keep some rows that a model is given; look at the tables of the program in the first few evaluations."""
+        if self._tables.feed(inputs.phase, [tensor for _, tensor in inputs.given]) and inputs.phase == "eval":
+            step = self.context.steps
+            if step > 1 and step != self._table_step and self._table_looks < _TABLE_LOOKS:
+                self._look_at_tables()
+
+    def _see_tables(self) -> None:
+        """Note what holds between the tables of the program."""
+        self._table_step = self.context.steps
+        self._table_looks += 1
+        for relation in self._tables.look(_users_variables()):
+            self._note(relation.verb, relation.about, line="", **relation.data)
 
     # ------------------------------------------------------------------ data loaders
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -278,8 +279,10 @@ def train_val_preproc_mismatch(case: Case) -> Found | None:
 
     Worth a note where the model does as well there: later parts of a series may lie elsewhere.
     """
-    if (numbered := _numbers_classes_otherwise(case)) is not None:
+    if (numbered := _numbers_classes_otherwise(case) or _numbered_apart(case)) is not None:
         return numbered
+    if (fitted := _fitted_apart(case)) is not None:
+        return replace(fitted, severity="info") if generalises(case) else fitted
     found = _differently(model_input(case), model_input(case, "eval"), "inputs", INPUT_SHIFT, INPUT_STRETCH)
     if found is None:
         target = f"{signals.LOSS}:input.target"
@@ -317,6 +320,65 @@ def _numbers_classes_otherwise(case: Case) -> Found | None:
                 "(class_to_idx) for both.",
                 refute="Print class_to_idx of both data sets: if they are equal, this finding is wrong.",
             )
+    return None
+
+
+APART = Threshold(0.1, "deviations between what two scalers make of one number: of equal data they differ by less")
+
+
+def _fitted_apart(case: Case) -> Found | None:
+    """Find training data and data for evaluation that were each scaled by numbers of their own."""
+    for call in case.facts.calls("data.fitted_apart"):
+        apart, other = call.data.get("apart"), str(call.data.get("other"))
+        if isinstance(apart, int | float) and apart < APART:
+            continue
+        way = str(call.data.get("way"))
+        what = "as a whole" if call.data.get("whole") else f"in each of {call.data.get('columns')} columns"
+        measured = isinstance(apart, int | float)
+        return Found(
+            exact=True,
+            step=call.steps[0],
+            sites=("loader", "(validation)", call.about),
+            evidence=(
+                fact("columns that are scaled in both", float(call.data.get("columns") or 0)),
+                *((above("deviations between what both make of one number", float(apart or 0), APART),) * measured),
+            ),
+            cause=f"`{other}` is exactly {_SCALED.get(way, way)}, {what}, and so is `{call.about}`: the data that is "
+            "evaluated was scaled by its own numbers, not by those of the training data. The same value means "
+            "something else there.",
+            fix="Fit the scaler on the training data only: "
+            f"scaler.fit(...) for `{other}`, then scaler.transform(...) for `{call.about}`.",
+            refute="Compare the mean and the deviation (or the lowest and the highest value) that each was scaled by: "
+            "if they are equal, this finding is wrong.",
+        )
+    return None
+
+
+_SCALED: Final = {
+    "standardised": "standardised (mean 0, deviation 1)",
+    "between 0 and 1": "scaled to its lowest and highest value (0 and 1)",
+}
+
+
+def _numbered_apart(case: Case) -> Found | None:
+    """Find names that have another number in the data that is held out than in training."""
+    for call in case.facts.calls("data.numbered_apart"):
+        name, other = call.data.get("name"), call.data.get("other")
+        return Found(
+            exact=True,
+            step=call.steps[0],
+            sites=("loader", "(validation)", call.about),
+            evidence=(
+                above("names with another number", float(call.data.get("differ") or 0), 1),
+                fact("names in both", float(call.data.get("names") or 0)),
+            ),
+            cause=f"`{call.about}` numbers the same names otherwise than `{other}`: `{name}` is "
+            f"{call.data.get('number')} there, and {call.data.get('in_training')} in training. An encoder was fitted "
+            "anew on the data that is held out.",
+            fix="Fit the encoder once, on the training data, and use it for both: encoder.transform(...), not "
+            "fit_transform(...).",
+            refute="Look up a few names in both: if they have the same number, this finding is wrong.",
+        )
     return None
 
 

@@ -207,6 +207,8 @@ def label_shuffle_mismatch(case: Case) -> Found | None:
     for question in _MISMATCHES:
         if (taped := question(case)) is not None:
             return replace(taped, exact=True)
+    if (apart := _shuffled_apart(case)) is not None:
+        return apart
     agreement = case.need_vital(signals.LOSS, signals.NEIGHBOUR_AGREEMENT)
     counts = case.need_vital(signals.LOSS, signals.LABEL_COUNTS)
     patience = MISMATCH_STEPS * (MISMATCH_WORDS if _reads_words(case) else 1)
@@ -233,6 +235,25 @@ def label_shuffle_mismatch(case: Case) -> Found | None:
         "and "
         "the model learns only how frequent labels are.",
     )
+
+
+def _shuffled_apart(case: Case) -> Found | None:
+    """Find inputs whose rows are in another order than in the table that they come from, unlike their targets."""
+    for call in case.facts.calls("data.shuffled_apart"):
+        targets, inputs = call.data.get("of_targets"), call.data.get("of_inputs")
+        return Found(
+            exact=True,
+            step=call.steps[0],
+            sites=("loader", "(data)", call.about),
+            evidence=(fact("rows", float(call.data.get("rows") or 0)),),
+            cause=f"`{call.about}` holds the rows of `{inputs}` in another order, and `{call.data.get('targets')}` "
+            f"those of `{targets}` in the old one: inputs and targets do not belong together.",
+            fix=f"Take both by the same indices: {call.about} = {call.about}[order]; "
+            f"{call.data.get('targets')} = {call.data.get('targets')}[order].",
+            refute=f"Find the first rows of {call.about} in {inputs}: if they have the same places there as their "
+            f"targets have in {targets}, this finding is wrong.",
+        )
+    return None
 
 
 _MISMATCHES: Final = (

@@ -1,0 +1,177 @@
+"""Relations between whole tables of a program: each with tables that look almost the same and are sound."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+
+from sonde.sensors.tables import Tables, collect
+
+RNG = np.random.default_rng(0)
+RAW, RAW_TEST = RNG.normal(size=(300, 4)) * [1, 5, 0.1, 30] + 7, RNG.normal(size=(90, 4)) * [1, 5, 0.1, 30] + 12
+ORDER = RNG.permutation(200)
+
+
+def standard(values, of=None):
+    of = values if of is None else of
+    return torch.tensor((values - of.mean(0)) / (of.std(0) + 1e-8), dtype=torch.float32)
+
+
+def unit(values, of=None):
+    of = values if of is None else of
+    return torch.tensor((values - of.min(0)) / (of.max(0) - of.min(0)), dtype=torch.float32)
+
+
+class Rows(Dataset):
+    def __init__(self, x):
+        self.x = x
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, at):
+        return self.x[at]
+
+
+def split(values):
+    return {"train": values[:200], "test": values[200:]}
+
+
+def verbs(scope, fed=None, target=None):
+    tables = Tables()
+    if fed is not None:
+        tables.feed("train", [fed])
+    if target is not None:
+        tables.see_target(target)
+    return [each.verb for each in tables.look([scope])]
+
+
+FITTED_APART = {
+    "standardised": {"x_train": standard(RAW), "x_test": standard(RAW_TEST)},
+    "between 0 and 1": {"train": unit(RAW), "val": unit(RAW_TEST)},
+    "one column": {"train_y": unit(RAW[:, 1]), "valid_y": unit(RAW_TEST[:, 1])},
+    "with flags beside": {
+        "x_train": torch.cat([standard(RAW), torch.randint(2, (300, 3))], 1),
+        "x_test": torch.cat([standard(RAW_TEST), torch.randint(2, (90, 3))], 1),
+    },
+    "as a whole": {
+        "x_train": standard(RNG.gamma(2, size=(300, 8)).reshape(-1, 1)).reshape(300, 8),
+        "x_test": standard(RNG.gamma(3, size=(90, 8)).reshape(-1, 1)).reshape(90, 8),
+    },
+    "in numpy": {"X_train": standard(RAW).numpy(), "X_test": standard(RAW_TEST).numpy()},
+    "in data sets": {"train_set": TensorDataset(standard(RAW)), "test_set": TensorDataset(standard(RAW_TEST))},
+    "in loaders": {
+        "train_loader": DataLoader(Rows(standard(RAW)), 10),
+        "test_loader": DataLoader(Rows(standard(RAW_TEST)), 10),
+    },
+    "beside what they were": {
+        "x_train": standard(RAW),
+        "x_test": standard(RAW_TEST),
+        "train_raw": RAW,
+        "test_raw": RAW_TEST,
+    },
+}
+SOUND = {
+    "by the training data": {"x_train": standard(RAW), "x_test": standard(RAW_TEST, RAW)},
+    "between 0 and 1 by the training data": {"x_train": unit(RAW), "x_test": unit(RAW_TEST, RAW)},
+    "before the split": split(standard(RAW)),
+    "neither is scaled": {"x_train": RAW, "x_test": RAW_TEST},
+    "grids": {"x_train": torch.linspace(0, 1, 100), "x_test": torch.linspace(0, 1, 333)},
+    "flags": {"x_train": torch.randint(2, (300, 6)).float(), "x_test": torch.randint(2, (90, 6)).float()},
+    "pixels": {
+        "train": (torch.randn(500, 9) + 0.5).clamp(0, 1),
+        "test": (torch.randn(300, 9) + 0.5).clamp(0, 1),
+    },
+    "no name says what it is for": {"one": standard(RAW), "two": standard(RAW_TEST)},
+    "two training sets": {"train_a": standard(RAW), "train_b": standard(RAW_TEST)},
+    "other columns": {"x_train": standard(RAW), "y_test": standard(RAW_TEST[:, :1])},
+    "drawn alike": {"x_train": torch.randn(1000, 5), "x_test": torch.randn(500, 5)},
+    "scaled by the same numbers": {
+        "x_train": standard(RAW),
+        "x_test": standard(RAW),
+        "train_raw": RAW,
+        "test_raw": RAW.copy(),
+    },
+}
+
+
+@pytest.mark.parametrize("name", FITTED_APART)
+def test_data_that_were_scaled_by_numbers_of_their_own_are_found(name):
+    assert verbs(FITTED_APART[name]) == ["data.fitted_apart"]
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_data_that_were_scaled_alike_or_not_at_all_are_not(name):
+    assert verbs(SOUND[name]) == []
+
+
+def test_tables_that_a_model_was_fed_need_no_name():
+    one, two = standard(RAW), standard(RAW_TEST)
+    tables = Tables()
+    tables.feed("train", [one[5:20]])
+    tables.feed("eval", [two[:30]])
+    (found,) = tables.look([{"one": one, "two": two}])
+    assert (found.about, found.data["other"], found.data["columns"]) == ("two", "one", 4)
+
+
+def test_how_far_two_scalers_are_apart_is_measured_where_the_raw_data_are_there():
+    near = RAW + 0.01 * RAW.std(0)
+    for other, apart in ((RAW_TEST, True), (near, False)):
+        scope = {"x_train": standard(RAW), "x_test": standard(other), "train": RAW, "test": other}
+        found = Tables().look([scope])
+        assert bool(found) is apart
+        assert not found or found[0].data["apart"] > 0.5
+
+
+NAMES = [f"item {number}" for number in RNG.integers(0, 40, 400)]
+FEWER = [f"item {number}" for number in RNG.integers(0, 25, 100)]
+
+
+def codes(names, of=None):
+    book = {name: at for at, name in enumerate(sorted(set(of or names)))}
+    return torch.tensor([book[name] for name in names])
+
+
+@pytest.mark.parametrize(
+    ("scope", "ill"),
+    [
+        ({"item": codes(NAMES), "title": NAMES, "test_item": codes(FEWER), "test_title": FEWER}, True),
+        ({"item": codes(NAMES), "title": NAMES, "test_item": codes(FEWER, NAMES), "test_title": FEWER}, False),
+        ({"item": codes(NAMES), "title": NAMES, "user": codes(FEWER), "user_name": FEWER}, False),
+        ({"train": {"x": codes(NAMES), "t": NAMES}, "test": {"x": codes(FEWER).numpy(), "t": np.array(FEWER)}}, True),
+        ({"item": codes(NAMES) * 3, "title": NAMES, "test_item": codes(FEWER), "test_title": FEWER}, False),
+    ],
+)
+def test_names_that_are_numbered_anew_for_the_test_set_are_found(scope, ill):
+    assert verbs(scope) == (["data.numbered_apart"] if ill else [])
+
+
+@pytest.mark.parametrize("how", ["inputs only", "both", "neither", "unique rows are missing", "another target"])
+def test_inputs_in_another_order_than_their_targets_are_found(how):
+    x, y = torch.randn(300, 4), torch.randint(3, (300,))
+    if how == "unique rows are missing":
+        x = torch.randint(2, (300, 1)).float()
+    x_train = x[:200] if how == "neither" else x[:200][ORDER]
+    y_train = y[:200][ORDER] if how == "both" else torch.randint(3, (200,)) if how == "another target" else y[:200]
+    scope = {"x": x, "y": y, "x_train": x_train, "y_train": y_train}
+    found = verbs(scope, fed=x_train[:16], target=y_train[:16])
+    assert found == (["data.shuffled_apart"] if how == "inputs only" else [])
+
+
+def test_tables_are_found_where_programs_keep_them():
+    x, y = torch.randn(60, 3), torch.arange(60)
+    part = Subset(TensorDataset(x, y), range(10, 50))
+    model = torch.nn.Linear(3, 1)
+    tables, texts = collect([{"part": part, "model": model, "few": x[:5], "words": ["a"] * 30, "mixed": [1, "a"] * 30}])
+    assert [(each.path, each.rows, each.width) for each in tables] == [("part[0]", 40, 3), ("part[1]", 40, 1)]
+    assert list(texts) == ["words"]
+
+
+def test_columns_of_a_frame_are_tables():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"item": NAMES, "code": codes(NAMES).numpy(), "price": RNG.normal(size=400)})
+    tables, texts = collect([{"train": frame}])
+    assert [each.path for each in tables] == ["train['code']", "train['price']"]
+    assert texts["train['item']"] == NAMES
