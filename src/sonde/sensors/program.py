@@ -38,6 +38,7 @@ from sonde.hooks.names import named_parameters, unwrap
 from sonde.hooks.on_step import after_step
 from sonde.hooks.replace_function import LOADING, ReplacedFunction
 from sonde.hooks.user_line import current_line, is_users
+from sonde.sensors.checkpoints import left_in_checkpoint
 from sonde.sensors.copies import Copies, is_follower, within
 from sonde.sensors.facts import loader_facts, scheduler_facts
 from sonde.sensors.loss_functions import LossCall
@@ -263,6 +264,7 @@ class ProgramCalls(Sensor):
         """The last step at the beginning of which copies of weights were looked at."""
         self._tables = Tables()
         self._see_rows: Guarded = context.watched.guard.wrap("tables of data", self._feed_tables)
+        self._look_at_checkpoints: Guarded = context.watched.guard.wrap("checkpoints", self._note_what_is_left)
         self._look_at_tables: Guarded = context.watched.guard.wrap("tables of data", self._see_tables)
         self._table_step = self._table_looks = 0
         self._see_target: Guarded = context.watched.guard.wrap("tables of data", self._tables.see_target)
@@ -372,11 +374,17 @@ class ProgramCalls(Sensor):
             if isinstance(value, LRScheduler) and id(value) not in known:
                 known.add(id(value))
                 self._note_scheduler("scheduler.found", value, line="")
+        frozen = [(path, value) for path, value in variables.items() if _is_frozen(value) and value not in models]
         for name, value in variables.items():
             if isinstance(value, dict):
                 for key, given in _states(name, value):
                     prefix = next((found for model in models if (found := _unloaded_prefix(given, model))), None)
-                    if prefix is not None:
+                    if prefix is None and not any(_is_like(given, model) for model in models):
+                        found_in = ((path, _unloaded_prefix(given, each)) for path, each in frozen)
+                        path, prefix = next((each for each in found_in if each[1] is not None), ("", None))
+                        if prefix is not None:
+                            self._note("checkpoint.found", key, path, line="", prefix=prefix, given=len(given), of=path)
+                    elif prefix is not None:
                         self._note("checkpoint.found", key, line="", prefix=prefix, given=len(given))
 
     def listen(self) -> Iterator[Handle]:
@@ -414,6 +422,7 @@ class ProgramCalls(Sensor):
         """Look at the rate that an optimizer begins with, and whether one was written into a copy of its groups."""
         if id(step.optimizer) not in self._rated and not self.context.steps:
             self._note_rate(step.name, step.optimizer)
+            self._look_at_checkpoints(step.name, step.optimizer)
             groups = getattr(step.optimizer, "param_groups", ())
             if any("initial_lr" in group for group in groups) and not any(step.optimizer.state.values()):
                 self._scheduled.add(step.name)
@@ -511,6 +520,17 @@ class ProgramCalls(Sensor):
                 self._set(copy.entry, written=written, rate=rates[0][0], kept=live[0])
 
     # ------------------------------------------------------------------ checkpoints
+
+    def _note_what_is_left(self, name: str, optimizer: Any) -> None:
+        """Note what a checkpoint in a variable holds of an optimizer that begins without it."""
+        if not isinstance(optimizer, Optimizer):
+            return
+        models = [unwrap(model) for model in self.context.watched.models.values()]
+        schedulers = [each for one in self._schedulers if (each := one.scheduler()) is not None]
+        for left in left_in_checkpoint(_users_variables(), models, optimizer, schedulers):
+            self._note(
+                "checkpoint.left", name, left.what, line="", what=left.what, path=left.path, counted=left.counted
+            )
 
     def _begin_load(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = args[1] if len(args) > 1 else kwargs.get("state_dict")
@@ -968,6 +988,17 @@ def _unloaded_prefix(given: Mapping[str, Tensor], module: nn.Module) -> str | No
         if _fits_but_differs([(tensor, own.get(prefix + name)) for name, tensor in given.items()]):
             return f"-{prefix}"
     return None
+
+
+def _is_frozen(value: Any) -> bool:
+    """Return whether a value is a network that does not learn: a teacher, or a network whose features are compared."""
+    parameters = list(value.parameters())[:_MAX_HELD] if isinstance(value, nn.Module) else []
+    return bool(parameters) and not any(each.requires_grad for each in parameters)
+
+
+def _is_like(given: Mapping[str, Tensor], module: nn.Module) -> bool:
+    """Return whether a state has the names and shapes of a model: it is one of that model at another time."""
+    return all(name in given and given[name].shape == own.shape for name, own in module.named_parameters())
 
 
 def _renamed(given: Mapping[str, Any], own: dict[str, Tensor], result: Any) -> int:

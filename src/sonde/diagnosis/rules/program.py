@@ -70,11 +70,13 @@ def checkpoint_not_loaded(case: Case) -> Found | None:
     for call in case.facts.calls("checkpoint.found"):
         prefix = str(call.data.get("prefix"))
         lacks = prefix.startswith("-")
+        owner = str(call.data.get("of") or "")
         return Found(
             step=0,
-            sites=("(model)",),
+            sites=(owner or "(model)",),
             evidence=(fact(f"tensors in {call.about}", _number(call, "given")), below("of them in the model", 0, 0)),
-            cause=f"The model has none of the weights in {call.about}, though its names fit if "
+            cause=f"{f'`{owner}`' if owner else 'The model'} has none of the weights in {call.about}, though its names "
+            "fit if "
             + (f"`{prefix[1:]}` is put before them" if lacks else f"`{prefix}` is removed")
             + ": load_state_dict(strict=False) loads nothing then, and does not complain.",
             values={"prefix": prefix.removeprefix("-")},

@@ -97,7 +97,7 @@ RATE_JUMP = Threshold(2.0, "learning rate after resuming over before: a schedule
 @rule(
     "resume_incomplete",
     needs=["update", signals.STATE_STEPS, "facts.parameters", "facts.program"],
-    explains=["momentum_state_stale", "lr_schedule_collapse"],
+    explains=["momentum_state_stale", "lr_schedule_collapse", "loss_spike", "lr_too_high"],
     exact=True,
     fix=(
         "Save and load optimizer.state_dict(), scheduler.state_dict() and scaler.state_dict() together with the "
@@ -120,7 +120,32 @@ def resume_incomplete(case: Case) -> Found | None:
                 evidence=tuple(evidence for _, evidence in lost),
                 cause=f"The run was resumed at step {start} without the state of its {' and '.join(names)}.",
             )
-    return _fresh_schedule(case)
+    return _fresh_schedule(case) or _left_in_checkpoint(case)
+
+
+def _left_in_checkpoint(case: Case) -> Found | None:
+    """Find a model that has the weights of a checkpoint whose optimizer or scheduler state was not taken over."""
+    calls = case.facts.calls("checkpoint.left")
+    if not calls:
+        return None
+    names = [str(call.data.get("what")) for call in calls]
+    paths = " and ".join(f"`{call.data.get('path')}`" for call in calls)
+    counts = [call for call in calls if isinstance(call.data.get("counted"), int)]
+    what = " and ".join(dict.fromkeys(names))
+    return Found(
+        step=(case.history.first_step or 1),
+        sites=tuple(dict.fromkeys((*(call.about for call in calls), *names))),
+        evidence=tuple(
+            fact(f"steps that the stored {call.data.get('what')} has counted", float(call.data.get("counted") or 0))
+            for call in counts
+        )
+        or (fact("states that were not loaded", len(calls)),),
+        cause=f"The model has the weights of a checkpoint, which also holds {paths}; but the {what} that is used "
+        "begins anew, with the same settings and without that state.",
+        fix=f"Load {paths} with {' and '.join(f'{name}.load_state_dict(...)' for name in dict.fromkeys(names))}, after "
+        "the last line that creates it.",
+        refute=f"Print the state of the {what} before the first step: if it is the stored one, this finding is wrong.",
+    )
 
 
 def _fresh_schedule(case: Case) -> Found | None:
