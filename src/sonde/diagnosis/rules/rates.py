@@ -257,6 +257,8 @@ RATE_DECAYED = Threshold(0.1, "rate over its highest: lowered by a schedule")
 )
 def lr_too_low(case: Case) -> Found | None:
     """The learning rate is too low: weights hardly change, and the loss does not fall."""
+    if (waiting := _stays_at_the_start_of_a_warm_up(case)) is not None:
+        return waiting
     case.need_loss()
     first, last = first_weights(case), last_weights(case)
     if case.step < PACE_LOW_STEPS or _is_rising(case):
@@ -320,6 +322,45 @@ def _falls_to_the_end(losses: Values) -> bool:
     start, end = float(np.median(losses[:fifth])), float(np.median(losses[-fifth:]))
     at = (len(losses) - fifth) // 2
     return start > end and float(np.median(losses[at : at + fifth])) - end >= STILL_FALLING * (start - end)
+
+
+HELD_SHARE = Threshold(0.01, "rate over the one that the schedule was made for; a warm-up that is meant rises from it")
+HELD_STEPS = Threshold(100, "persistence: steps of a whole run at exactly one rate, though its schedule is stepped")
+
+
+def _stays_at_the_start_of_a_warm_up(case: Case) -> Found | None:
+    """Find a rate that a schedule has held at one tiny share of the optimizer's own rate in the whole run."""
+    if not case.final or case.step < HELD_STEPS or (case.history.first_step or 1) > 1:
+        return None
+    stepped = {call.about for call in case.facts.calls("scheduler.step") if call.count >= HELD_STEPS}
+    # What was loaded from a checkpoint may be at the end of its schedule.
+    begun = {call.about for call in case.facts.calls("optimizer.found")}
+    for optimizer in case.facts.optimizers:
+        rate = case.learning_rate(optimizer.name)
+        initial = optimizer.groups[0].settings.get("initial_lr") if optimizer.groups else None
+        if optimizer.name not in stepped - begun or rate is None or not isinstance(initial, int | float):
+            continue
+        steps, values = rate
+        if len(steps) < HELD_STEPS or not 0 < values[0] <= HELD_SHARE * initial or (values != values[0]).any():
+            continue
+        call = next(call for call in case.facts.calls("scheduler.step") if call.about == optimizer.name)
+        return Found(
+            exact=True,
+            step=int(steps[0]),
+            sites=("scheduler", optimizer.name),
+            evidence=(
+                below("rate over the one given to the optimizer", float(values[0] / initial), HELD_SHARE),
+                above("steps at exactly that rate, all of the run", len(steps), HELD_STEPS),
+                fact("calls of scheduler.step()", call.count),
+            ),
+            cause=f"The learning rate of {optimizer.name} is {values[0]:.3g} in every step, {values[0] / initial:.2g} "
+            f"of the {initial:.3g} that it was given: {call.data.get('kind')} is stepped{call.place}, and never leaves "
+            "the start of its warm-up.",
+            fix="Check the progress of the warm-up: step / warmup_steps, not step // warmup_steps, which is 0 until "
+            "the end; and a warm-up that is shorter than the run.",
+            refute="Print optimizer.param_groups[0]['lr'] in each step: if it changes, this finding is wrong.",
+        )
+    return None
 
 
 def _too_short(case: Case, optimizer: str, first: Weights, last: Weights, limit: float) -> Found | None:
