@@ -193,6 +193,8 @@ class Copy:
     """In how many of these it changed by an average."""
     shares: list[float] = field(default_factory=list)
     """The share of itself that it kept in the last averages."""
+    least: float = 1.0
+    """The smallest share of itself that it kept in any average that was measured."""
     last: int = 0
     """The step of the last average."""
     still: int = 0
@@ -208,7 +210,8 @@ class Copy:
         """Return what is known as plain values."""
         names = ("holder", "of", "follows", "pairs", "changed", "rewritten", "averaged", "last", "still", "stale")
         plain: dict[str, Plain] = {name: getattr(self, name) for name in names} | {"named": is_follower(self.path)}
-        return plain | ({"share": self.shares[-1], "most": max(self.shares)} if self.shares else {})
+        measured = {"share": self.shares[-1], "most": max(self.shares), "least": self.least} if self.shares else {}
+        return plain | measured
 
     def read(self) -> None:
         """Compare what was seen with what was seen one step before."""
@@ -250,6 +253,7 @@ class Copy:
                     self.follows, self.last = name, new.step
                     self.averaged += 1
                     self.shares = [*self.shares, share][-_LAST:]
+                    self.least = min(self.least, share)
                     return
 
 

@@ -40,7 +40,8 @@ def ema_not_updated(case: Case) -> Found | None:
 
     A copy that is not written to is intended, such as a fixed teacher.
     """
-    if (found := _loads_itself(case) or _follows_wrongly(case) or _averaged_none(case)) is not None:
+    found = _loads_itself(case) or _follows_wrongly(case) or _averaged_none(case) or _lags_behind(case)
+    if found is not None:
         return found
     if (taped := discarded_average(case) or swapped_average(case) or stale_buffers(case)) is not None:
         return taped
@@ -159,6 +160,39 @@ def _follows_wrongly(case: Case) -> Found | None:
 def _loads_others(case: Case) -> bool:
     """Return whether some weights were loaded in the course of the training: a copy may be looked at long before."""
     return any(call.steps[-1] > 0 and not call.data.get("own") for call in case.facts.calls("load_state_dict"))
+
+
+def _lags_behind(case: Case) -> Found | None:
+    """Find an average that is over and still consists mostly of the weights that training began with."""
+    if not case.final or any(each.has_own_targets or each.has_moving_target for each in case.rounds):
+        return None  # a teacher may lag behind: it is not what is evaluated
+    for call in case.facts.calls("copy"):
+        pairs, averaged = (int(call.data.get(name) or 0) for name in ("pairs", "averaged"))
+        least, steps = float(call.data.get("least") or 0), min(case.step, case.num_steps)
+        if not call.data.get("of") or not _AVERAGES.search(call.about.lower()) or not 0 < least < 1:
+            continue
+        if averaged != pairs or pairs < LAG_PAIRS or steps < LAG_STEPS:
+            continue
+        kept = least**steps
+        if kept >= LAG_SHARE:
+            return _copy(
+                call,
+                f"keeps {least:.6g} of itself in every step: after the {steps} steps of the run it still consists to "
+                f"{kept:.0%} of the weights of the start. Evaluating it evaluates a network that is hardly trained.",
+                above("share of the weights of the start in it when the run ended", kept, LAG_SHARE),
+                fact("share of itself that it keeps, the least that was measured", least),
+                fact("steps", steps),
+                fix="Let the decay rise from a small one, as in decay = min(0.999, (1 + step) / (10 + step)), or take "
+                f"one that fits the run: 1 - 10 / {steps} = {1 - 10 / steps:.3g}.",
+            )
+    return None
+
+
+LAG_SHARE = Threshold(0.5, "share of the weights of the start in an average: more than all that was learnt since")
+LAG_STEPS = Threshold(100, "steps of the run: in a shorter one there is nothing to average")
+LAG_PAIRS = Threshold(6, "pairs of steps that were compared: each of them must show an average")
+_AVERAGES: Final = re.compile(r"(?<![a-z])(ema|avg|average|averaged|shadow|swa|polyak|smooth|smoothed)(?![a-z])")
+"""Names of averages that are used in the end; targets, teachers and momentum encoders are used in each step."""
 
 
 def _averages_nothing(call: CallFacts, changed: int, averaged: int, pairs: int) -> bool:

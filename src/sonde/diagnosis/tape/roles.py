@@ -12,7 +12,7 @@ import numpy as np
 from sonde.core import signals
 from sonde.core.tape import Call, Op, Value, number, references
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Found, below, fact, on_tape
+from sonde.diagnosis.rule import Found, Threshold, below, fact, on_first_tape, on_tape
 from sonde.diagnosis.tape.contracts import calls_of
 from sonde.diagnosis.tape.data import padding_of
 from sonde.diagnosis.tape.numbers import Numbers, TapedNumbers
@@ -281,8 +281,21 @@ def _is_more_than_a_sum(reading: TapeReading, value: Value) -> bool:
 FORGETS: Final = 0.95
 
 
-@on_tape
-def swapped_average(reading: TapeReading) -> Found | None:
+def swapped_average(case: Case) -> Found | None:
+    """Find an average that forgets itself on the first tape and on the last one alike: else its decay still rises."""
+    if case.taped is None or case.first_taped is None or case.taped.tape.step == case.first_taped.tape.step:
+        return None
+    found, before = _forgetful_average(case), _forgetful_at_first(case)
+    if found is None or before is None:
+        return None
+    kept = [each.evidence[0].value for each in (before, found)]
+    return found if abs(kept[0] - kept[1]) < SAME_SHARE else None
+
+
+SAME_SHARE = Threshold(1e-4, "difference of the shares that an average keeps in two steps: a decay that rises differs")
+
+
+def _forgets(reading: TapeReading) -> Found | None:
     """Find a running average of weights that keeps next to nothing of itself: its two factors are swapped."""
     names = {value.storage: value.name for value in reading.tape.given("parameter")}
     held = {reading.tape.values[value].storage: name for name, value in reading.held.items()}
@@ -303,6 +316,9 @@ def swapped_average(reading: TapeReading) -> Found | None:
                 fix="average.mul_(decay).add_(weight, alpha=1 - decay) with a decay near 1.",
             )
     return None
+
+
+_forgetful_average, _forgetful_at_first = on_tape(_forgets), on_first_tape(_forgets)
 
 
 def _mixture(reading: TapeReading, value: int, depth: int) -> dict[int, float]:
