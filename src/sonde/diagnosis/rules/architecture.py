@@ -14,6 +14,7 @@ from sonde.diagnosis.outlook import is_learning_well
 from sonde.diagnosis.rule import Found, Threshold, above, by_number, fact, few, rule
 from sonde.diagnosis.symptoms import NOT_TRAINED
 from sonde.diagnosis.tape.data import inverted_mask
+from sonde.diagnosis.tape.graphs import graphs_that_overlap
 from sonde.diagnosis.tape.losses import mixed_axes
 from sonde.diagnosis.tape.tokens import reads_and_predicts, unshifted
 from sonde.records import Severity, Site
@@ -184,7 +185,7 @@ def batch_axis_mixed(case: Case) -> Found | None:
 
     A sequence layer runs along the batch axis, or a view changes the shape where axes should be moved.
     """
-    if (taped := mixed_axes(case)) is not None:
+    if (taped := mixed_axes(case) or graphs_that_overlap(case)) is not None:
         return taped
     case.need_facts()
     for site in _sequences(case):

@@ -411,6 +411,7 @@ _COMPUTE: Final[dict[str, Callable[[_Arguments, Op], Any]]] = {
     "cumsum": lambda get, op: np.cumsum(get("self"), axis=op.args["dim"]),
     "cumprod": lambda get, op: np.cumprod(get("self"), axis=op.args["dim"]),
     "repeat": lambda get, op: np.tile(get("self"), op.args["repeats"]),
+    "repeat_interleave": lambda get, op: np.repeat(np.arange(len(get("repeats"))), get("repeats")),
     "var": _spread(np.var),
     "std": _spread(np.std),
     "sign": _one(np.sign),
