@@ -3387,3 +3387,101 @@ def test_rows_of_a_table_of_positions_are_not_taken_for_samples(tmp_path):
 
     case = taped(tmp_path / "run", parts, (TOKENS, TOKENS), loss, all_at_once)
     assert found("batch_axis_mixed", case) is None
+
+
+class OfGraphs(nn.Module):
+    """Adds up neighbours along edges, then the nodes of each graph."""
+
+    def __init__(self, edges, graphs, *, scatters=False):
+        super().__init__()
+        self.near, self.out, self.scatters = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, CLASSES), scatters
+        self.edges, self.graphs = edges, graphs
+
+    def forward(self, x):
+        x = x.flatten(0, 1)
+        source, to = self.edges
+        sent = self.near(x)[source]
+        if self.scatters:
+            near = torch.zeros_like(x).scatter_add(0, to[:, None].expand(-1, FEATURES), sent)
+        else:
+            near = torch.zeros_like(x).index_add(0, to, sent)
+        count = int(self.graphs.max()) + 1
+        return self.out(torch.zeros(count, FEATURES).index_add(0, self.graphs, x + near))
+
+
+PAIRS = torch.combinations(torch.arange(TIME)).T
+GRAPHS = torch.arange(8).repeat_interleave(TIME)
+
+
+def edges_of_batch(offset):
+    """Return the edges of a batch of eight graphs of ten nodes, moved by what `offset` says of each."""
+    return torch.cat([PAIRS + offset(number) for number in range(8)], 1)
+
+
+OVERLAPPING = {
+    "edges that are not moved": edges_of_batch(lambda number: 0),
+    "edges that are moved by too little": edges_of_batch(lambda number: 5 * number),
+}
+
+
+@pytest.mark.parametrize("scatters", [False, True])
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_graphs_of_a_batch_that_overlap_are_named(tmp_path, name, scatters):
+    model = OfGraphs(OVERLAPPING[name], GRAPHS, scatters=scatters)
+    finding = found("batch_axis_mixed", taped(tmp_path / "run", model, (SERIES, LABELS), cross_entropy))
+    assert finding is not None
+    assert "8 graphs" in finding.cause
+
+
+@pytest.mark.parametrize(
+    ("edges", "graphs"),
+    [
+        (edges_of_batch(lambda number: TIME * number), GRAPHS),
+        (torch.randint(80, (2, 200)), torch.arange(80) % 8),  # clusters of one graph
+    ],
+    ids=["edges within graphs", "nodes in no order"],
+)
+def test_graphs_of_a_batch_that_do_not_overlap_are_no_finding(tmp_path, edges, graphs):
+    case = taped(tmp_path / "run", OfGraphs(edges, graphs), (SERIES, LABELS), cross_entropy)
+    assert found("batch_axis_mixed", case) is None
+
+
+@pytest.mark.parametrize(
+    ("reward", "draws", "ill"),
+    [
+        (lambda: 10 + torch.rand(8), True, True),
+        (lambda: -5 - 0.1 * torch.rand(8), True, True),
+        (lambda: torch.rand(8) - 0.5, True, False),
+        (lambda: 20 * torch.rand(8), True, False),
+        (lambda: torch.ones(8), True, False),
+        (lambda: 10 + torch.rand(8), False, False),
+    ],
+    ids=["all good", "all bad", "centred", "far apart", "all equal", "weights of samples"],
+)
+def test_rewards_of_one_sign_are_named(tmp_path, reward, draws, ill):
+    def loss_of(model, x, y):
+        choices = torch.distributions.Categorical(logits=model(x))
+        return -(choices.log_prob(choices.sample() if draws else y) * reward()).mean()
+
+    finding = found("rewards_not_centred", taped(tmp_path / "run", mlp(), (ROWS, LABELS), loss_of))
+    assert (finding is not None) is ill
+    assert not ill or "test_tapes.py" in finding.cause
+
+
+@pytest.mark.parametrize("rises", [True, False])
+def test_an_average_whose_decay_still_rises_is_not_taken_for_one_that_forgets(tmp_path, rises):
+    model = mlp()
+    average = deepcopy(model).requires_grad_(False)
+    steps = 0
+
+    def loss_of(model, x, y):
+        nonlocal steps
+        steps += 1
+        keeps = steps / (10 + steps) if rises else 0.001
+        with torch.no_grad():
+            for slow, fast in zip(average.parameters(), model.parameters(), strict=True):
+                slow.mul_(keeps).add_(fast, alpha=1 - keeps)
+        return cross_entropy(model, x, y)
+
+    case = taped(tmp_path / "run", model, (ROWS, LABELS), loss_of)
+    assert (found("ema_not_updated", case) is None) is rises

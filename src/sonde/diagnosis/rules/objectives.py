@@ -32,7 +32,13 @@ from sonde.diagnosis.tape.losses import (
     term_as_number,
 )
 from sonde.diagnosis.tape.noise import scaled_by_variance
-from sonde.diagnosis.tape.roles import averaged_first, helping_opponent, learnt_advantage, learnt_choice
+from sonde.diagnosis.tape.roles import (
+    averaged_first,
+    helping_opponent,
+    learnt_advantage,
+    learnt_choice,
+    one_sided_weights,
+)
 from sonde.diagnosis.tape.signs import drawn_to_targets, maximised, punished_entropy, pushed_away, rewarded_divergence
 from sonde.diagnosis.tape.unused import cancelled_term
 from sonde.diagnosis.track import Track, Values
@@ -472,3 +478,16 @@ def variance_as_deviation(case: Case) -> Found | None:
     """Noise is scaled by a variance instead of its root."""
     case.need_tape()
     return find_variance_as_deviation(case) or scaled_by_variance(case)
+
+
+@rule(
+    "rewards_not_centred",
+    explains=[*NOT_TRAINED],
+    fix="Subtract a baseline before the rewards are used: rewards = (rewards - rewards.mean()) / (rewards.std() + "
+    "1e-8), or returns - values.detach().",
+    refute="Print the mean and the deviation of the weights: if the mean is near 0, this finding is wrong.",
+)
+def rewards_not_centred(case: Case) -> Found | None:
+    """The choices of a policy are weighed by rewards that are all of one sign and hardly differ."""
+    case.need_tape()
+    return one_sided_weights(case)

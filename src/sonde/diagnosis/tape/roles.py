@@ -12,7 +12,7 @@ import numpy as np
 from sonde.core import signals
 from sonde.core.tape import Call, Op, Value, number, references
 from sonde.diagnosis.case import Case
-from sonde.diagnosis.rule import Found, Threshold, below, fact, on_first_tape, on_tape
+from sonde.diagnosis.rule import Found, Threshold, above, below, fact, on_every_tape, on_first_tape, on_tape
 from sonde.diagnosis.tape.contracts import calls_of
 from sonde.diagnosis.tape.data import padding_of
 from sonde.diagnosis.tape.numbers import Numbers, TapedNumbers
@@ -78,6 +78,51 @@ def _weighs_choices(reading: TapeReading) -> bool:
         )
         for op in reading.forward_ops
     )
+
+
+ONE_SIDED = Threshold(5.0, "mean of the weights of choices over their deviation; of centred ones it is about 0")
+WEIGHED_CHOICES = Threshold(8, "choices of a step: fewer may be of one sign by chance")
+_DRAWS: Final = ("multinomial", "normal", "bernoulli", "binomial", "poisson")
+
+
+@on_every_tape
+def one_sided_weights(reading: TapeReading) -> Found | None:
+    """Find log-probabilities of drawn choices whose weights are all of one sign, and differ by little.
+
+    Each choice that was drawn is made more likely then, and whether it was a good one hardly matters.
+    """
+    likely = _likelihoods(reading)
+    for op in reading.forward_ops:
+        for one, other in factors(op) if op.function != "log_prob" else ():
+            weight = reading.tape.values[other]
+            if one not in likely or other in likely or weight.requires_grad or weight.size < WEIGHED_CHOICES:
+                continue
+            content = reading.numbers.of(other) if _is_drawn_by_model(reading, one) else None
+            if content is None or content.dtype.kind != "f" or content.size != reading.tape.values[one].size:
+                continue
+            mean, spread = float(np.mean(content)), float(np.std(content))
+            if not spread > 0 or abs(mean) < ONE_SIDED * spread or np.min(content) * np.max(content) <= 0:
+                continue
+            return Found(
+                severity="warning",
+                sites=(signals.LOSS, signals.LOOP),
+                evidence=(
+                    above("mean of the weights over their deviation", abs(mean) / spread, ONE_SIDED),
+                    fact("choices in the step", content.size),
+                ),
+                cause=f"The log-probabilities of the choices are weighed by numbers that are all "
+                f"{'positive' if mean > 0 else 'negative'} ({mean:.3g} on average, and {spread:.2g} apart)"
+                f"{reading.where(op)}: every choice that is drawn is "
+                f"{'encouraged' if mean > 0 else 'discouraged'} almost alike, whether it was good or bad.",
+            )
+    return None
+
+
+def _is_drawn_by_model(reading: TapeReading, value: int) -> bool:
+    """Return whether a log-probability is of something that was drawn from what a model returned."""
+    learnt = reading.tape.descendants([each.id for each in reading.tape.given("parameter")])
+    draws = (op for op in reading.makers(value) if op.is_random and op.kind.removesuffix("_") in _DRAWS)
+    return any(not learnt.isdisjoint(given for _, given in op.inputs()) for op in draws)
 
 
 @on_tape
