@@ -175,3 +175,31 @@ def test_columns_of_a_frame_are_tables():
     tables, texts = collect([{"train": frame}])
     assert [each.path for each in tables] == ["train['code']", "train['price']"]
     assert texts["train['item']"] == NAMES
+
+
+WORDS = ["the", "cat", "dog", "sat", "ran", "on", "a", "mat", "road", "far"]
+SENTENCES = [" ".join(RNG.choice(WORDS, RNG.integers(3, 7))) for _ in range(120)]
+OTHERS = [" ".join(RNG.choice(WORDS[1:7], RNG.integers(3, 7))) for _ in range(40)]
+
+
+def tokens(sentences, of=None, begins=()):
+    known = {word: at + 3 for at, word in enumerate(dict.fromkeys(" ".join(of or sentences).split()))}
+    rows = [[*begins, *(known.get(word, 1) for word in text.split())] for text in sentences]
+    return torch.tensor([(row + [0] * 8)[:8] for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("test", "ill"),
+    [(tokens(OTHERS), True), (tokens(OTHERS, SENTENCES), False), (tokens(OTHERS, begins=(2,)), True)],
+    ids=["anew", "by one vocabulary", "anew behind a mark"],
+)
+@pytest.mark.parametrize("lists", [True, False])
+def test_words_that_are_numbered_anew_for_the_test_set_are_found(test, ill, lists):
+    texts = (SENTENCES, OTHERS) if not lists else tuple([text.split() for text in each] for each in (SENTENCES, OTHERS))
+    scope = {"train_texts": texts[0], "x_train": tokens(SENTENCES), "test_texts": texts[1], "x_test": test}
+    assert verbs(scope) == (["data.numbered_apart"] if ill else [])
+
+
+def test_questions_and_answers_have_vocabularies_of_their_own():
+    scope = {"train_q": SENTENCES, "q_train": tokens(SENTENCES), "test_a": OTHERS, "a_test": tokens(OTHERS)}
+    assert verbs(scope) == []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,12 +51,16 @@ _LOOKED_AT: Final = 256
 _DISTINCT: Final = 10
 """Values that a column must have to count as numbers: flags and ranks have fewer."""
 _LEAST_NAMES: Final = 3
+_MOST_WORDS: Final = 512
+_READ_ROWS: Final = 1000
 _TRAINING: Final = frozenset({"train", "training", "tr", "fit"})
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*|\d+")
 _HELD_OUT: Final = frozenset({"te", "tst", "va", "ho"})
 """Short words for data that is held out, beside those of `is_held_out`."""
 
 _Floats = NDArray[np.float64]
+Texts = dict[str, list[str] | list[list[str]]]
+"""Columns of names, texts or lists of words by the variable that holds them."""
 
 
 @dataclass(eq=False)
@@ -358,17 +363,20 @@ def _distance(one: _Map, two: _Map) -> float:
 # ---------------------------------------------------------------------- names that are numbered
 
 
-def _numbered_apart(tables: list[Table], texts: dict[str, list[str]]) -> list[Relation]:
+def _numbered_apart(tables: list[Table], texts: Texts) -> list[Relation]:
     """Find names that have one number in training data and another one in data that is held out."""
-    codes = [each for each in tables if not each.is_real and each.width == 1]
+    codes = [each for each in tables if not each.is_real and each.width <= _MOST_WORDS]
     books = [
         (path, table.path, book)
         for path, names in texts.items()
         for table in codes
-        if len(names) == table.rows and (book := _book(names, table.values.reshape(-1).tolist())) is not None
+        if len(names) == table.rows and (book := _book_of(names, table)) is not None
     ]
     for (path, coded, book), (path_2, coded_2, book_2) in permutations(books, 2):
         if _is_held_out(path) or _is_held_out(coded) or not (_is_held_out(path_2) and _is_held_out(coded_2)):
+            continue
+        # Questions and answers, or two languages, may well have vocabularies of their own.
+        if _core(path) != _core(path_2) and _core(coded) != _core(coded_2):
             continue
         shared = book.keys() & book_2.keys()
         other = sorted(name for name in shared if book[name] != book_2[name])
@@ -387,6 +395,44 @@ def _numbered_apart(tables: list[Table], texts: dict[str, list[str]]) -> list[Re
     return []
 
 
+def _core(path: str) -> set[str]:
+    """Return the words of a name without those that say what the data is for.
+
+    >>> _core("x_train") == _core("test['x']"), _core("x_train") == _core("y_test")
+    (True, False)
+    """
+    return {word for word in _words(path) if not _says(word)}
+
+
+def _book_of(names: list[str] | list[list[str]], table: Table) -> dict[str, int] | None:
+    """Return the numbers that a table has for names in its rows, or for the words of its rows."""
+    if table.width == 1:
+        plain = [each for each in names if isinstance(each, str)]
+        return _book(plain, table.values.reshape(-1).tolist()) if len(plain) == len(names) else None
+    rows = table.values.reshape(table.rows, -1)[:_READ_ROWS].tolist()
+    words = [each.split() if isinstance(each, str) else each for each in names[:_READ_ROWS]]
+    if max(map(len, words)) < 2:
+        words = [list(word[0]) if word else [] for word in words]  # names that are read letter by letter
+    found = (_book_of_words(words, [row[skipped:] for row in rows]) for skipped in (0, 1))
+    return next((book for book in found if book is not None), None)
+
+
+def _book_of_words(words: list[list[str]], rows: list[list[int]]) -> dict[str, int] | None:
+    """Return the number of each word, if it is the same in all rows; without the number of several, the unknown ones.
+
+    >>> _book_of_words([["a", "b", "c"], ["c", "a"]], [[2, 1, 3, 0], [3, 2, 0, 0]])
+    {'a': 2, 'b': 1, 'c': 3}
+    """
+    book: dict[str, int] = {}
+    for some, row in zip(words, rows, strict=True):
+        for word, number in zip(some, row, strict=False):
+            if book.setdefault(word, number) != number:
+                return None
+    times = Counter(book.values())
+    single = {word: number for word, number in book.items() if times[number] == 1}
+    return single if len(single) >= _LEAST_NAMES else None
+
+
 def _book(names: list[str], numbers: list[int]) -> dict[str, int] | None:
     """Return the number of each name, if each has one of its own, counted from 0 or 1 without a gap."""
     book: dict[str, int] = {}
@@ -401,10 +447,10 @@ def _book(names: list[str], numbers: list[int]) -> dict[str, int] | None:
 # ---------------------------------------------------------------------- what there is
 
 
-def collect(scopes: Iterable[Mapping[str, Any]]) -> tuple[list[Table], dict[str, list[str]]]:
+def collect(scopes: Iterable[Mapping[str, Any]]) -> tuple[list[Table], Texts]:
     """Return the tables of numbers in the variables of a program, and the columns of names, each once."""
     tables: list[Table] = []
-    texts: dict[str, list[str]] = {}
+    texts: Texts = {}
     held: dict[int, tuple[str, Any]] = {}  # what was made for us must live on, or another one gets its number
     for path, value in _held(scopes):
         # The loop may call `x` what the program calls `x_test`; of names that say as much, the program's own counts.
@@ -477,10 +523,13 @@ def _fits(shape: tuple[int, ...]) -> bool:
     return 1 <= len(shape) <= 4 and _LEAST_ROWS <= shape[0] <= _MOST_ROWS and 0 < math.prod(shape) <= _MOST_NUMBERS
 
 
-def _texts(value: Any) -> list[str] | None:
-    """Return a column of names."""
+def _texts(value: Any) -> list[str] | list[list[str]] | None:
+    """Return a column of names, of texts or of lists of words."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "UO" and value.ndim == 1:
         value = value[:_MOST_ROWS].tolist() if _LEAST_ROWS <= len(value) <= _MOST_ROWS else ()
     if type(value) not in (list, tuple) or not _LEAST_ROWS <= len(value) <= _MOST_ROWS:
         return None
-    return list(value) if all(type(each) is str for each in value) else None
+    if all(type(each) is str for each in value):
+        return list(value)
+    lists = all(type(each) in (list, tuple) and all(type(word) is str for word in each[:_MOST_WORDS]) for each in value)
+    return [list(each[:_MOST_WORDS]) for each in value] if lists else None

@@ -219,3 +219,68 @@ def test_an_average_that_lags_behind_the_whole_run(tmp_path, name, decay, found)
     with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise") as session:
         fit(model, optimizer, x, x[:, :3].argmax(1), steps=130, after=follow)
     assert bool(named(session, "ema_not_updated")) is found
+
+
+class Scaled:
+    """A transform with numbers of its own, or a data set's."""
+
+    def __init__(self, mean, std):
+        self.mean, self.std = mean, std
+
+    def __call__(self, row):
+        return (row - self.mean) / self.std
+
+
+class Table(torch.utils.data.Dataset):
+    def __init__(self, rows, transform=None, vocabulary=None):
+        self.rows, self.vocabulary = rows, vocabulary
+        self.mean, self.std = (rows.mean(0), rows.std(0)) if transform is None else (None, None)
+        self.transforms = [] if transform is None else [transform]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, at):
+        row = self.rows[at]
+        for transform in self.transforms or [Scaled(self.mean, self.std)]:
+            row = transform(row)
+        return row, int(self.rows[at, :3].argmax())
+
+
+def book(words):
+    return {word: at for at, word in enumerate(words)}
+
+
+LIKE, WIDE, SHIFTED = torch.randn(160, 4), torch.randn(40, 4) * 1.3, torch.randn(40, 4) + 0.4
+SETS = {
+    "each by its own mean": (Table(LIKE), Table(SHIFTED), True),
+    "each by its own deviation": (Table(LIKE), Table(WIDE), True),
+    "transforms with other numbers": (Table(LIKE, Scaled(0.5, 0.5)), Table(WIDE, Scaled(0.0, 1.0)), True),
+    "one transform": (Table(LIKE, Scaled(0.0, 1.0)), Table(WIDE, Scaled(0.0, 1.0)), False),
+    "nearly the same numbers": (Table(LIKE, Scaled(0.0, 1.0)), Table(LIKE[:40], Scaled(0.01, 1.02)), False),
+    "vocabularies": (
+        Table(LIKE, Scaled(0.0, 1.0), book("abcdef")), Table(LIKE[:40], Scaled(0.0, 1.0), book("bcdea")), True),
+    "one vocabulary": (
+        Table(LIKE, Scaled(0.0, 1.0), book("abcdef")), Table(LIKE[:40], Scaled(0.0, 1.0), book("abcd")), False),
+    "words of two languages": (
+        Table(LIKE, Scaled(0.0, 1.0), book("abcdefghi")), Table(LIKE[:40], Scaled(0.0, 1.0), book("xyzuvb")), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_data_sets_that_prepare_samples_by_numbers_of_their_own(tmp_path, name):
+    train, evaluated, ill = SETS[name]
+    one, two = (torch.utils.data.DataLoader(each, 20) for each in (train, evaluated))
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise", tape=False) as session:
+        for _ in range(2):
+            for x, y in one:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+            with torch.no_grad():
+                for x, _ in two:
+                    model(x)
+    found = [each for each in named(session, "train_val_preproc_mismatch") if each.exact]
+    assert bool(found) is ill

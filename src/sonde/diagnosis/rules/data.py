@@ -281,7 +281,7 @@ def train_val_preproc_mismatch(case: Case) -> Found | None:
     """
     if (numbered := _numbers_classes_otherwise(case) or _numbered_apart(case)) is not None:
         return numbered
-    if (fitted := _fitted_apart(case)) is not None:
+    if (fitted := _fitted_apart(case) or _prepared_apart(case)) is not None:
         return replace(fitted, severity="info") if generalises(case) else fitted
     found = _differently(model_input(case), model_input(case, "eval"), "inputs", INPUT_SHIFT, INPUT_STRETCH)
     if found is None:
@@ -364,6 +364,8 @@ def _numbered_apart(case: Case) -> Found | None:
     """Find names that have another number in the data that is held out than in training."""
     for call in case.facts.calls("data.numbered_apart"):
         name, other = call.data.get("name"), call.data.get("other")
+        if attribute := call.data.get("attribute"):
+            return _numbered_by_sets(call, str(attribute))
         return Found(
             exact=True,
             step=call.steps[0],
@@ -378,6 +380,43 @@ def _numbered_apart(case: Case) -> Found | None:
             fix="Fit the encoder once, on the training data, and use it for both: encoder.transform(...), not "
             "fit_transform(...).",
             refute="Look up a few names in both: if they have the same number, this finding is wrong.",
+        )
+    return None
+
+
+def _numbered_by_sets(call: CallFacts, attribute: str) -> Found:
+    """Report two data sets of which each numbers names by itself."""
+    return Found(
+        exact=True,
+        step=call.steps[0],
+        sites=("loader", "(validation)"),
+        evidence=(
+            above("names with another number", float(call.data.get("differ") or 0), 1),
+            fact("names in both", float(call.data.get("names") or 0)),
+        ),
+        cause=f"The data that is evaluated{call.place} has a `{attribute}` of its own: `{call.data.get('name')}` is "
+        f"{call.data.get('number')} there, and {call.data.get('in_training')} in the data that is trained on.",
+        fix=f"Build `{attribute}` once, from the training data, and hand it to both data sets.",
+        refute=f"Compare `{attribute}` of both data sets: if they are equal, this finding is wrong.",
+    )
+
+
+def _prepared_apart(case: Case) -> Found | None:
+    """Find two data sets of which each scales its samples by numbers of its own."""
+    for call in case.facts.calls("data.prepared_apart"):
+        attribute, one, two = (call.data.get(name) for name in ("attribute", "in_training", "number"))
+        return Found(
+            exact=True,
+            step=call.steps[0],
+            sites=("loader", "(validation)"),
+            evidence=(
+                fact(f"{attribute} of the data that is trained on", float(one or 0)),
+                fact(f"{attribute} of the data that is evaluated", float(two or 0)),
+            ),
+            cause=f"The data that is evaluated{call.place} is scaled by other numbers than the data that is trained "
+            f"on: `{attribute}` is {float(two or 0):.4g} there, and {float(one or 0):.4g} in training.",
+            fix=f"Compute `{attribute}` on the training data, and hand it to both data sets.",
+            refute=f"Print `{attribute}` of both data sets: if they are equal, this finding is wrong.",
         )
     return None
 
