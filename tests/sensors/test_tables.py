@@ -66,6 +66,14 @@ FITTED_APART = {
         "train_loader": DataLoader(Rows(standard(RAW)), 10),
         "test_loader": DataLoader(Rows(standard(RAW_TEST)), 10),
     },
+    "beside copies": {
+        "train": standard(RAW).double().numpy(),
+        "test": standard(RAW_TEST).double().numpy(),
+        "x_train": standard(RAW),
+        "x_test": standard(RAW_TEST),
+        "summer": RAW,
+        "winter": RAW_TEST,
+    },
     "beside what they were": {
         "x_train": standard(RAW),
         "x_test": standard(RAW_TEST),
@@ -90,9 +98,9 @@ SOUND = {
     "drawn alike": {"x_train": torch.randn(1000, 5), "x_test": torch.randn(500, 5)},
     "scaled by the same numbers": {
         "x_train": standard(RAW),
-        "x_test": standard(RAW),
+        "x_test": standard(RAW + 1e-3),
         "train_raw": RAW,
-        "test_raw": RAW.copy(),
+        "test_raw": RAW + 1e-3,
     },
 }
 

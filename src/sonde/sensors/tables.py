@@ -345,7 +345,8 @@ def _maps(scaled: Table, tables: list[Table], columns: NDArray[np.bool_] | None)
         factor = ((before - before.mean(0)) * (after - after.mean(0))).mean(0) / spread**2
         offset = after.mean(0) - factor * before.mean(0)
         off = np.abs(factor * before + offset - after).max(0)
-        if (off < _AFFINE_OFF * np.abs(after).max(0)).all():
+        is_copy = np.abs(factor - 1).max() < _SAME_MAP and np.abs(offset).max() < _SAME_MAP
+        if not is_copy and (off < _AFFINE_OFF * np.abs(after).max(0)).all():
             found.append((factor, offset))
     return found
 
