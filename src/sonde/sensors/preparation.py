@@ -6,9 +6,11 @@ and data that is only evaluated.
 
 from __future__ import annotations
 
+import dis
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
+from types import CodeType
 from typing import Any, Final
 
 import numpy as np
@@ -47,6 +49,29 @@ def preparation(dataset: Any) -> Preparation:
             if all(type(key) is str and type(each) is int for key, each in book.items()):
                 found[path] = book
     return found
+
+
+def changed_through_a_part(code: CodeType, variables: Mapping[str, Any]) -> Iterator[tuple[str, str, str, int]]:
+    """Yield what a function writes to the whole data set by way of one part of it, though another part shares it.
+
+    Yields the names of both parts, the attribute and the line: `val.dataset.transform = None` after a split.
+    """
+    parts = {name: each for name, each in variables.items() if isinstance(each, Subset)}
+    if len(parts) < 2:
+        return
+    before: list[dis.Instruction] = []
+    line = code.co_firstlineno
+    for step in dis.get_instructions(code):
+        if step.positions is not None and step.positions.lineno is not None:
+            line = step.positions.lineno
+        if step.opname == "STORE_ATTR" and len(before) > 1 and before[-1].argval == "dataset":
+            name = before[-2].argval
+            own = parts.get(name) if isinstance(name, str) else None
+            others = [] if own is None else [key for key, each in parts.items() if each.dataset is own.dataset]
+            others = [key for key in others if parts[key] is not own]
+            if others:
+                yield name, others[0], str(step.argval), line
+        before.append(step)
 
 
 def _attributes(thing: Any) -> Iterator[tuple[str, str, Any]]:

@@ -43,7 +43,7 @@ from sonde.sensors.checkpoints import left_in_checkpoint
 from sonde.sensors.copies import Copies, is_follower, within
 from sonde.sensors.facts import loader_facts, scheduler_facts
 from sonde.sensors.loss_functions import LossCall
-from sonde.sensors.preparation import Preparation, preparation, prepared_apart
+from sonde.sensors.preparation import Preparation, changed_through_a_part, preparation, prepared_apart
 from sonde.sensors.sensor import Clip, Context, PassInputs, Sensor, Step, StepEnd
 from sonde.sensors.tables import Tables
 
@@ -656,6 +656,10 @@ class ProgramCalls(Sensor):
         self._table_looks += 1
         for relation in self._tables.look(_users_variables()):
             self._note(relation.verb, relation.about, line="", **relation.data)
+        for code, variables in _users_functions():
+            for name, other, attribute, number in changed_through_a_part(code, variables):
+                line = f"{code.co_filename}:{number}"
+                self._note("data.changed_through_a_part", name, line=line, other=other, attribute=attribute)
 
     # ------------------------------------------------------------------ data loaders
 
@@ -954,13 +958,18 @@ def _held_out_name() -> str:
 
 def _users_variables() -> Iterator[dict[str, Any]]:
     """Yield the variables of the user's functions that are running, innermost first."""
+    return (variables for _, variables in _users_functions())
+
+
+def _users_functions() -> Iterator[tuple[CodeType, dict[str, Any]]]:
+    """Yield the code and the variables of the user's functions that are running, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     found = 0
     while frame is not None and found < _MAX_SCOPES:
         if is_users(frame.f_code.co_filename) and not _inspects_itself(frame.f_code):
             found += 1
             variables: Mapping[str, Any] = frame.f_locals
-            yield dict(variables)
+            yield frame.f_code, dict(variables)
             # Python up to 3.12 keeps the copy that it makes for us, and all it refers to, as long as the function runs.
             if (
                 isinstance(variables, dict)

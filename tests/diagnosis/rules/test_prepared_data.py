@@ -284,3 +284,21 @@ def test_data_sets_that_prepare_samples_by_numbers_of_their_own(tmp_path, name):
                     model(x)
     found = [each for each in named(session, "train_val_preproc_mismatch") if each.exact]
     assert bool(found) is ill
+
+
+@pytest.mark.parametrize("how", ["shared", "copied"])
+def test_a_transform_that_is_set_for_one_part_of_a_split_data_set(tmp_path, how):
+    whole = Table(LIKE, Scaled(0.0, 1.0))
+    train, held = torch.utils.data.random_split(whole, [120, 40])
+    held.dataset = copy.copy(whole) if how == "copied" else whole
+    held.dataset.transforms = [Scaled(0.1, 1.0)]
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise", tape=False) as session:
+        for x, y in torch.utils.data.DataLoader(train, 20):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    found = named(session, "transform_of_all_parts")
+    assert bool(found) is (how == "shared")
+    assert not found or (found[0].sites[-1] == "held" and "test_prepared_data.py" in found[0].cause)

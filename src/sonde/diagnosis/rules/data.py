@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 from typing import Final
 
@@ -493,6 +494,35 @@ def _std(track: Track) -> float:
     total = track.total()
     count = total[schema.COUNT] - 1
     return float(np.sqrt(total[schema.M2] / count)) if count > 0 else 0.0
+
+
+@rule(
+    "transform_of_all_parts",
+    needs=["facts.program"],
+    explains=["overfitting", "underfitting", "train_val_preproc_mismatch"],
+    exact=True,
+    refute="Print whether the data sets of both parts are one object: if they are not, this finding is wrong.",
+    fix="Give each part a data set of its own: part.dataset = copy.copy(part.dataset) before its transform is set, or "
+    "Subset(other_whole, indices) of a data set with the other transform.",
+)
+def transform_of_all_parts(case: Case) -> Found | None:
+    """A transform is set for one part of a data set that was split, and counts for all parts."""
+    for call in case.facts.calls("data.changed_through_a_part"):
+        attribute, other = call.data.get("attribute"), call.data.get("other")
+        if not _TRANSFORMS.search(str(attribute)):
+            continue
+        return Found(
+            step=call.steps[0],
+            sites=("loader", "(data)", call.about),
+            evidence=(fact("parts that share the data set", 2),),
+            cause=f"`{call.about}.dataset.{attribute}` is set{call.place}, but `{call.about}` and `{other}` are parts "
+            f"of one data set: the transform (augmentation, normalisation) that is set last counts for training and "
+            "validation alike.",
+        )
+    return None
+
+
+_TRANSFORMS: Final = re.compile(r"transform|augment|preproc|train|mode|aug")
 
 
 SEEN_SHARE = Threshold(0.9, "share of the rows of every evaluation that were trained on; 0 in a sound split")
