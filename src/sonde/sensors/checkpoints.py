@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from sonde.sensors.copies import within
+from sonde.sensors.copies import is_follower, tensor_sets, within
 from sonde.sensors.tensors import is_plain
 
 _DEPTH: Final = 2
@@ -46,6 +46,7 @@ def left_in_checkpoint(
     schedulers: Iterable[LRScheduler],
 ) -> list[Left]:
     """Return what is stored beside the present weights and is missing in an optimizer that has not stepped yet."""
+    scopes, models = list(scopes), list(models)
     states = [
         (path, value) for scope in scopes for path, value in within(scope, _DEPTH) if isinstance(value, dict) and value
     ]
@@ -66,7 +67,42 @@ def left_in_checkpoint(
                 for path, value in counts
                 if value["last_epoch"] > _OWN_COUNTS and value["base_lrs"] == scheduler.base_lrs
             ][:1]
-    return found
+    return found + _averages(scopes, states, models, weights) + _scalers(scopes, states, weights)
+
+
+def _averages(
+    scopes: list[Mapping[str, Any]], states: list[tuple[str, dict[Any, Any]]], models: list[nn.Module], weights: str
+) -> list[Left]:
+    """Return an average of the weights that is stored and differs from the one that the program has."""
+    stored = [(path, value) for path, value in states if is_follower(path) and _is_of_one(value, models)]
+    held = [each for each in tensor_sets(scopes) if is_follower(each.path) and _is_of_one(each.tensors, models)]
+    live = [each for each in held if each.path not in {path for path, _ in stored}]
+    for path, value in stored:
+        # One that equals the weights has just begun, and any that is live may have been loaded from elsewhere.
+        if path != weights and live and not any(_are_equal(value, each.tensors) for each in live):
+            return [Left("average", path, weights)]
+    return []
+
+
+def _is_of_one(state: Mapping[Any, Any], models: list[nn.Module]) -> bool:
+    """Return whether a state has a tensor for each parameter of a model, or of a copy of one."""
+    shapes = [{name: each.shape for name, each in model.named_parameters()} for model in models]
+    own = {name: each.shape for name, each in state.items() if isinstance(each, Tensor)}
+    return any(each and each.items() <= own.items() for each in shapes)
+
+
+def _are_equal(one: Mapping[Any, Any], two: Mapping[Any, Any]) -> bool:
+    shared = [name for name in two if isinstance(one.get(name), Tensor) and isinstance(two[name], Tensor)]
+    pairs = [(one[name].detach().cpu(), two[name].detach().cpu()) for name in shared[:_COMPARED]]
+    return bool(pairs) and all(torch.equal(first, second.to(first.dtype)) for first, second in pairs)
+
+
+def _scalers(scopes: list[Mapping[str, Any]], states: list[tuple[str, dict[Any, Any]]], weights: str) -> list[Left]:
+    """Return the scale of a gradient scaler that is stored and that the scaler of the program does not begin with."""
+    stored = [(path, value) for path, value in states if "_growth_tracker" in value and "scale" in value]
+    live = [value for scope in scopes for _, value in within(scope) if isinstance(value, torch.amp.GradScaler)]
+    begins = {each._init_scale for each in live if each.is_enabled()}
+    return [Left("scaler", path, weights) for path, value in stored if begins and value["scale"] not in begins][:1]
 
 
 def is_fresh(optimizer: Optimizer) -> bool:

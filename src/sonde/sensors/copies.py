@@ -336,7 +336,7 @@ def is_follower(path: str) -> bool:
     >>> is_follower("self.target_net"), is_follower("targets"), is_follower("agent.q")
     (True, False, False)
     """
-    words = path.lower().replace(".", "_").replace("[", "_").replace("'", "").split("_")
+    words = path.lower().replace(".", "_").replace("[", "_").replace("'", "").replace("]", "").split("_")
     return not FOLLOWERS.isdisjoint(words)
 
 

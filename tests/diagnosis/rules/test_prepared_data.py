@@ -146,6 +146,23 @@ def test_the_state_of_a_schedule_that_is_left_in_a_checkpoint(tmp_path, loads):
     assert loads or "scheduler" in found[0].sites
 
 
+@pytest.mark.parametrize("how", ["left", "loaded", "none is stored", "none is kept"])
+def test_an_average_that_is_left_in_a_checkpoint(tmp_path, how):
+    x = torch.randn(200, 4)
+    model, stored_ema = network(), network().state_dict()
+    checkpoint = {"model": copy.deepcopy(model.state_dict()), "ema": stored_ema}
+    if how == "none is stored":
+        del checkpoint["ema"]
+    del stored_ema
+    ema = None if how == "none is kept" else copy.deepcopy(model).requires_grad_(False)
+    if how == "loaded":
+        ema.load_state_dict(checkpoint["ema"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise") as session:
+        fit(model, optimizer, x, x[:, :3].argmax(1))
+    assert ["average" in each.sites for each in named(session, "resume_incomplete")] == [True] * (how == "left")
+
+
 class Wrapped(nn.Module):
     def __init__(self):
         super().__init__()
