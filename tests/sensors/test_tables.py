@@ -168,6 +168,18 @@ def test_inputs_in_another_order_than_their_targets_are_found(how):
     assert found == (["data.shuffled_apart"] if how == "inputs only" else [])
 
 
+@pytest.mark.parametrize(("negatives", "labelled", "ill"), [(0, 0, True), (1, 0, False), (0, 1, False)])
+def test_partners_in_another_order_are_found_unless_they_are_negatives(negatives, labelled, ill):
+    pictures, texts = torch.randn(300, 5), torch.randn(300, 4)
+    image, other = pictures[:200], texts[:200][ORDER]
+    scope = {"pictures": pictures, "texts": texts, "image": image, "other": other}
+    scope |= {"text": texts[:200]} if negatives else {}
+    tables = Tables()
+    tables.feed("train", [each[:16] for each in (image, other, *([texts[:200]] if negatives else []))])
+    tables.see_target(torch.rand(16) if labelled else torch.arange(16))
+    assert [each.verb for each in tables.look([scope])] == (["data.shuffled_apart"] if ill else [])
+
+
 def test_tables_are_found_where_programs_keep_them():
     x, y = torch.randn(60, 3), torch.arange(60)
     part = Subset(TensorDataset(x, y), range(10, 50))

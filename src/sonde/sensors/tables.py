@@ -202,16 +202,20 @@ class Tables:
     # ------------------------------------------------------------------ in another order than its partner
 
     def _shuffled_apart(self, tables: list[Table]) -> list[Relation]:
-        for target in tables:
-            if not any(_lies_in(each, target) for each in self._targets):
-                continue
+        fed = [each for each in tables if self._is_fed(each, "train")]
+        targets = [each for each in tables if any(_lies_in(one, each) for one in self._targets)]
+        # Without targets other than places in the batch, pictures and texts are each other's partners.
+        for target in fed if all(map(_counts_places, self._targets)) else targets:
             for whole in (each for each in tables if each.rows > target.rows and each.width == target.width):
                 start = _part_of(target, whole)
                 if start is None:
                     continue
-                for inputs in (each for each in tables if each.rows == target.rows and self._is_fed(each, "train")):
+                for inputs in (each for each in fed if each.rows == target.rows and each is not target):
                     for source in (each for each in tables if each.rows == whole.rows and each is not whole):
                         if source.width == inputs.width and _is_reordered(inputs, source, start):
+                            # Rows that are fed in their own order, too, are partners, and these are others beside them.
+                            if any(_part_of(each, source) == start for each in fed if each.rows == target.rows):
+                                continue
                             data: dict[str, Plain] = {
                                 "targets": target.path,
                                 "of_targets": whole.path,
@@ -220,6 +224,11 @@ class Tables:
                             }
                             return [Relation("data.shuffled_apart", inputs.path, data)]
         return []
+
+
+def _counts_places(target: Tensor) -> bool:
+    """Return whether a target says no more than which row of the batch is whose."""
+    return target.dim() == 1 and bool((target == torch.arange(len(target))).all())
 
 
 def _lies_in(batch: Tensor, table: Table) -> bool:
