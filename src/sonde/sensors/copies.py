@@ -39,6 +39,8 @@ FOLLOWERS: Final = frozenset(
 _NOT_ENTERED: Final = ("torch", "numpy", "builtins", "sonde", "collections", "types", "typing", "logging", "pathlib")
 """Packages whose objects hold no weights of the program's own."""
 _CONTAINERS: Final = (dict, OrderedDict, list, tuple)
+_COPIED: Final = 1e-3
+"""Share below which the first average is a copy."""
 _ROUNDING: Final = 100.0
 """How much larger than the rounding error of a value a difference must be to be measured."""
 
@@ -253,7 +255,8 @@ class Copy:
                     self.follows, self.last = name, new.step
                     self.averaged += 1
                     self.shares = [*self.shares, share][-_LAST:]
-                    self.least = min(self.least, share)
+                    if self.averaged > 1 or share > _COPIED:  # some begin with a copy of the weights
+                        self.least = min(self.least, share)
                     return
 
 

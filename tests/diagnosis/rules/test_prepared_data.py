@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import sonde
 
@@ -234,6 +236,18 @@ def test_an_average_that_lags_behind_the_whole_run(tmp_path, name, decay, found)
             mean.mul_(decay(steps)).add_(new, alpha=1 - decay(steps))
 
     with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise") as session:
+        fit(model, optimizer, x, x[:, :3].argmax(1), steps=130, after=follow)
+    assert bool(named(session, "ema_not_updated")) is found
+
+
+@pytest.mark.parametrize(("decay", "found"), [(0.9995, True), (0.95, False)])
+def test_an_average_of_torch_that_lags_behind_the_whole_run(tmp_path, decay, found):
+    x = torch.randn(200, 4)
+    model = network()
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, run=tmp_path / "run", on_error="raise") as session:
+        follow = partial(averaged.update_parameters, model)
         fit(model, optimizer, x, x[:, :3].argmax(1), steps=130, after=follow)
     assert bool(named(session, "ema_not_updated")) is found
 
