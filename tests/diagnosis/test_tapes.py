@@ -3485,3 +3485,30 @@ def test_an_average_whose_decay_still_rises_is_not_taken_for_one_that_forgets(tm
 
     case = taped(tmp_path / "run", model, (ROWS, LABELS), loss_of)
     assert (found("ema_not_updated", case) is None) is rises
+
+
+def drawn_edges(how):
+    generator = torch.Generator().manual_seed(0)
+    pairs = torch.randint(0, 80, (2, 600), generator=generator)
+    pairs = pairs[:, pairs[0] != pairs[1]].sort(0).values
+    if how == "both ways":
+        return torch.cat([pairs, pairs.flip(0)], 1)
+    if how == "downwards":
+        return pairs.flip(0)
+    if how == "near ones":
+        low = torch.randint(0, 70, (600,), generator=generator)
+        return torch.stack([low, low + torch.randint(1, 9, (600,), generator=generator)])
+    if how == "a tree":
+        high = torch.arange(1, 80).repeat(6)
+        return torch.stack([(torch.rand(len(high), generator=generator) * high).long(), high])
+    return pairs
+
+
+@pytest.mark.parametrize(
+    ("how", "ill"),
+    [("upwards", True), ("downwards", True), ("both ways", False), ("near ones", False), ("a tree", False)],
+)
+def test_edges_that_are_listed_once_are_named(tmp_path, how, ill):
+    model = OfGraphs(drawn_edges(how), GRAPHS)
+    finding = found("edges_one_way", taped(tmp_path / "run", model, (SERIES, LABELS), cross_entropy))
+    assert (finding is not None) is ill

@@ -14,7 +14,7 @@ from sonde.diagnosis.outlook import is_learning_well
 from sonde.diagnosis.rule import Found, Threshold, above, by_number, fact, few, rule
 from sonde.diagnosis.symptoms import NOT_TRAINED
 from sonde.diagnosis.tape.data import inverted_mask
-from sonde.diagnosis.tape.graphs import graphs_that_overlap
+from sonde.diagnosis.tape.graphs import edges_in_one_direction, graphs_that_overlap
 from sonde.diagnosis.tape.losses import mixed_axes
 from sonde.diagnosis.tape.tokens import reads_and_predicts, unshifted
 from sonde.records import Severity, Site
@@ -409,3 +409,15 @@ def rnn_state_not_reset(case: Case) -> Found | None:
         "drawn "
         "in random order: that state belongs to other samples.",
     )
+
+
+@rule(
+    "edges_one_way",
+    explains=["overfitting", "underfitting", "loss_plateau"],
+    fix="List each edge both ways: edge_index = torch.cat([edge_index, edge_index.flip(0)], dim=1).",
+    refute="If the graph is directed, and its nodes are numbered in the direction of its edges, this finding is wrong.",
+)
+def edges_one_way(case: Case) -> Found | None:
+    """A graph without directions lists each edge once, so that messages pass one way only."""
+    case.need_tape()
+    return edges_in_one_direction(case)

@@ -54,6 +54,54 @@ def graphs_that_overlap(reading: TapeReading) -> Found | None:
     return None
 
 
+@on_tape
+def edges_in_one_direction(reading: TapeReading) -> Found | None:
+    """Find a graph all of whose edges lead from a lower number to a higher one, or all the other way.
+
+    Where ends are spread as those of pairs of any two nodes that were put in order, the order says nothing: each pair
+    of neighbours was listed once. A tree, a chain or a history has ends that lie elsewhere.
+    """
+    sent = [each for op in reading.forward_ops if (each := _sent(reading, op)) is not None]
+    edges = [(each.source, each.to, each) for each in sent if each.source is not None]
+    ways = {_way(source, to) for source, to, _ in edges}
+    if len(ways) != 1 or 0 in ways or len({each.rows for _, _, each in edges}) != 1:
+        return None
+    source, to, first = edges[0]
+    if len(to) < MIN_PAIRS or first.rows < MIN_NODES or not _are_any_pairs(source, to, first.rows):
+        return None
+    low, high = ("lower", "higher") if ways == {1} else ("higher", "lower")
+    return Found(
+        sites=(first.op.module or "(model)", "(data)"),
+        evidence=(
+            fact("edges", len(to)),
+            fact(f"of them from a {low} to a {high} number", len(to)),
+            fact("nodes", first.rows),
+        ),
+        cause=f"All {len(to)} edges lead from a node with a {low} number to one with a {high} number"
+        f"{reading.where(first.op)}, though the ends are spread as those of any pairs: each pair of neighbours is "
+        "listed once, and messages pass in one direction only.",
+    )
+
+
+MIN_PAIRS: Final = 200
+MIN_NODES: Final = 30
+SPREAD = Threshold(4.0, "standard errors between the mean ends of edges and those of pairs of any two nodes in order")
+
+
+def _way(source: _Ids, to: _Ids) -> int:
+    """Return 1 if all edges lead upwards, -1 if all lead downwards, else 0."""
+    return 1 if bool((source < to).all()) else -1 if bool((source > to).all()) else 0
+
+
+def _are_any_pairs(source: _Ids, to: _Ids, nodes: int) -> bool:
+    """Return whether the lower ends lie around a third of all numbers, and the higher ones around two thirds."""
+    low, high = np.minimum(source, to) / nodes, np.maximum(source, to) / nodes
+    error = np.sqrt(1 / 18 / len(low))
+    off = max(abs(float(low.mean()) - 1 / 3), abs(float(high.mean()) - 2 / 3))
+    spread = [float(each.var()) * 18 for each in (low, high)]
+    return off < SPREAD * error + 1 / nodes and all(0.75 < each < 1.33 for each in spread)
+
+
 def _overlap(reading: TapeReading, op: Op, pool: _Sent, crossing: float, *, within_first: bool) -> Found:
     what = (
         f"all edges lie among the first {int(np.bincount(pool.to).max())} nodes"
