@@ -223,3 +223,20 @@ def test_words_that_are_numbered_anew_for_the_test_set_are_found(test, ill, list
 def test_questions_and_answers_have_vocabularies_of_their_own():
     scope = {"train_q": SENTENCES, "q_train": tokens(SENTENCES), "test_a": OTHERS, "a_test": tokens(OTHERS)}
     assert verbs(scope) == []
+
+
+def test_tables_of_any_numbers_are_looked_at_without_a_failure():
+    odd = torch.full((40, 3), float("nan"))
+    scope = {
+        "x_train": odd,
+        "x_test": odd.clone(),
+        "train_half": torch.randn(40, 3).half(),
+        "test_half": torch.randn(40, 3).bfloat16(),
+        "train_big": np.full((40, 2), 1e308),
+        "test_big": np.full((40, 2), np.inf),
+        "train_bytes": np.zeros((40, 2), ">f4"),
+        "test_reversed": np.arange(80.0).reshape(40, 2)[::-1],
+        "train_none": np.zeros((40, 0)),
+        "test_whole": np.arange(40, dtype=np.uint64),
+    }
+    assert verbs(scope, fed=odd[:4], target=odd[:4]) == []

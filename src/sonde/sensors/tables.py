@@ -170,10 +170,12 @@ class Tables:
     def look(self, scopes: Iterable[Mapping[str, Any]]) -> list[Relation]:
         """Return what holds between the tables in the variables of a program."""
         tables, texts = collect(scopes)
-        found = self._fitted_apart(tables) or []
-        found += _numbered_apart(tables, texts)
-        found += self._shuffled_apart(tables)
-        return found
+        with np.errstate(all="ignore"):
+            return [
+                *self._fitted_apart(tables),
+                *_numbered_apart(tables, texts),
+                *self._shuffled_apart(tables),
+            ]
 
     def _is_fed(self, table: Table, phase: str) -> bool:
         return any(bool(np.isin(marks, table.marks).all()) for marks in self._fed[phase])
@@ -228,7 +230,7 @@ class Tables:
 
 def _counts_places(target: Tensor) -> bool:
     """Return whether a target says no more than which row of the batch is whose."""
-    return target.dim() == 1 and bool((target == torch.arange(len(target))).all())
+    return target.dim() == 1 and bool((target == torch.arange(len(target), device=target.device)).all())
 
 
 def _lies_in(batch: Tensor, table: Table) -> bool:
@@ -302,8 +304,7 @@ def standardised(values: _Floats) -> NDArray[np.bool_]:
 
 def _is_standardised(values: _Floats) -> NDArray[np.bool_]:
     count = len(values)
-    with np.errstate(all="ignore"):
-        mean, deviation = values.mean(0), values.std(0)
+    mean, deviation = values.mean(0), values.std(0)
     least = np.minimum(np.abs(deviation - 1), np.abs(deviation * math.sqrt(count / (count - 1)) - 1))
     near_0 = np.abs(mean) < min(_MEAN_OFF, _CHANCE / math.sqrt(count))
     found: NDArray[np.bool_] = near_0 & (least < min(_DEVIATION_OFF, _CHANCE / math.sqrt(2 * count)))
@@ -495,13 +496,13 @@ def _opened(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, TensorDataset):
         yield from ((f"{path}[{at}]", each) for at, each in enumerate(value.tensors))
     elif isinstance(value, Subset) and isinstance(value.dataset, TensorDataset):
-        indices = torch.as_tensor(list(value.indices))
+        indices = torch.as_tensor(list(value.indices) if len(value.indices) <= _MOST_ROWS else [], device="cpu").long()
         small = (each for each in value.dataset.tensors if each.device.type == "cpu" and each.numel() <= _MOST_NUMBERS)
         yield from ((f"{path}[{at}]", each[indices]) for at, each in enumerate(small))
     elif isinstance(value, Dataset):
         own = getattr(value, "__dict__", {})
         yield from ((f"{path}.{name}", each) for name, each in islice(own.items(), _MAX_TABLES))
-    elif _is_frame(value):
+    elif _is_frame(value) and value.size <= _MOST_NUMBERS:
         names = list(value.columns)[:_MAX_TABLES]
         yield from ((f"{path}[{name!r}]", value[name].to_numpy()) for name in names if list(names).count(name) == 1)
         yield path, value.to_numpy()
