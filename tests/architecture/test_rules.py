@@ -16,7 +16,7 @@ import sonde
 SOURCE = Path(sonde.__file__).parent
 WAITS = {"item", "cpu", "tolist", "numpy", "synchronize"}
 # On the CPU reading a number is no wait; these files serve the CPU only.
-CPU_ONLY = {"torch_on_cpu.py", "compiled.py"}
+CPU_ONLY = {"torch_on_cpu.py", "compiled.py", "tables.py", "preparation.py"}
 
 
 def modules(*folders):

@@ -93,7 +93,7 @@ def _is_of_one(state: Mapping[Any, Any], models: list[nn.Module]) -> bool:
 
 def _are_equal(one: Mapping[Any, Any], two: Mapping[Any, Any]) -> bool:
     shared = [name for name in two if isinstance(one.get(name), Tensor) and isinstance(two[name], Tensor)]
-    pairs = [(one[name].detach().cpu(), two[name].detach().cpu()) for name in shared[:_COMPARED]]
+    pairs = [(one[name].detach().to("cpu"), two[name].detach().to("cpu")) for name in shared[:_COMPARED]]
     return bool(pairs) and all(torch.equal(first, second.to(first.dtype)) for first, second in pairs)
 
 
@@ -132,7 +132,7 @@ def _has_loaded(model: nn.Module, state: Mapping[Any, Any]) -> bool:
     if not telling or any(value.data_ptr() == given.data_ptr() for value, given in telling):
         return False
     with torch.no_grad():
-        same = (torch.equal(value.cpu(), given.to("cpu", value.dtype)) for value, given in telling[:_COMPARED])
+        same = (torch.equal(value.to("cpu"), given.to("cpu", value.dtype)) for value, given in telling[:_COMPARED])
         varied = any(bool((given != given.reshape(-1)[:1]).any()) for _, given in telling[:_COMPARED])
         return varied and all(same)
 

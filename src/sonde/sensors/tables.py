@@ -149,7 +149,8 @@ class Tables:
     """Looks at the tables of a program, and remembers which rows its models were fed."""
 
     def __init__(self) -> None:
-        self._fed: dict[str, list[NDArray[np.int64]]] = {"train": [], "eval": []}
+        self._fed: dict[str, list[tuple[int, NDArray[np.int64]]]] = {"train": [], "eval": []}
+        """By phase: the width of rows, and their marks."""
         self._targets: list[Tensor] = []
 
     def feed(self, phase: str, inputs: Sequence[Tensor]) -> bool:
@@ -159,7 +160,7 @@ class Tables:
             return False
         for each in inputs:
             if is_plain(each) and each.device.type == "cpu" and each.dim() > 1 and len(each) and not each.is_complex():
-                known.append(row_marks(each[:_FED_ROWS]))
+                known.append((each.numel() // len(each), row_marks(each[:_FED_ROWS])))
         return True
 
     def see_target(self, target: Tensor) -> None:
@@ -178,7 +179,8 @@ class Tables:
             ]
 
     def _is_fed(self, table: Table, phase: str) -> bool:
-        return any(bool(np.isin(marks, table.marks).all()) for marks in self._fed[phase])
+        alike = (marks for width, marks in self._fed[phase] if width == table.width)
+        return any(bool(np.isin(marks, table.marks).all()) for marks in alike)
 
     # ------------------------------------------------------------------ scaled by numbers of their own
 
