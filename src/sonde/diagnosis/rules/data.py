@@ -18,6 +18,7 @@ from sonde.diagnosis.outlook import anomaly_severity, began_badly, generalises
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.symptoms import BADLY_SCALED
 from sonde.diagnosis.tape.pairing import scored_in_loss
+from sonde.diagnosis.tape.roles import chosen
 from sonde.diagnosis.tape.targets import read_ahead, within_input
 from sonde.diagnosis.tape.unused import learns_from_chosen_rows
 from sonde.diagnosis.track import Track
@@ -284,10 +285,14 @@ def train_val_preproc_mismatch(case: Case) -> Found | None:
         return numbered
     if (fitted := _fitted_apart(case) or _prepared_apart(case)) is not None:
         return replace(fitted, severity="info") if generalises(case) else fitted
+    if any(chosen(reading) for reading in case.rounds):
+        return None  # a policy meets what its own choices lead to
     found = _differently(model_input(case), model_input(case, "eval"), "inputs", INPUT_SHIFT, INPUT_STRETCH)
+    target = f"{signals.LOSS}:input.target"
+    train, evaluated = case.track(target), case.track(f"{target}@eval")
+    if found is not None and _goes_on(case, train, evaluated):
+        return replace(found, severity="info")
     if found is None:
-        target = f"{signals.LOSS}:input.target"
-        train, evaluated = case.track(target), case.track(f"{target}@eval")
         made = any(reading.has_own_targets or reading.has_moving_target for reading in case.rounds)
         # Targets that were made are no data; and outputs may be scaled back to be compared with targets as they were.
         if train is not None and evaluated is not None and not made and not _outputs_move_too(case, train, evaluated):
@@ -425,6 +430,17 @@ def _prepared_apart(case: Case) -> Found | None:
 def _classes(call: CallFacts) -> dict[str, str]:
     lines = str(call.data["classes"]).split("\n")
     return {name: number for number, _, name in (line.partition(" ") for line in lines)}
+
+
+def _goes_on(case: Case, train: Track | None, evaluated: Track | None) -> bool:
+    """Return whether targets lie elsewhere as inputs do, and outputs follow them: a later part of a series."""
+    before, after = model_input(case), model_input(case, "eval")
+    if train is None or evaluated is None or not is_real(train):
+        return False
+    ways = [
+        float(two.total()[schema.MEAN] - one.total()[schema.MEAN]) for one, two in ((before, after), (train, evaluated))
+    ]
+    return ways[0] * ways[1] >= ways[0] ** 2 / 2 and _outputs_move_too(case, train, evaluated)
 
 
 def _outputs_move_too(case: Case, train: Track, evaluated: Track) -> bool:

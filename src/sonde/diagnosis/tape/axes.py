@@ -235,6 +235,8 @@ class Labels:
         self._tokens: list[int] = []
         self.indexed: list[tuple[int, int]] = []
         """Operations that match samples with rows of a longer table of the model: the operation, and the table."""
+        self.are_pieces = False
+        """Whether samples are only known to be rows next to each other, which may be a piece of a signal as well."""
         self.crossed: list[tuple[int, int]] = []
         """Losses whose classes are positions of the data, and the dimension in which they have units of a layer."""
         self._start()
@@ -609,6 +611,7 @@ class Labels:
             return
         if known is None:
             self.axes.samples.add(axis[0])
+            self.are_pieces = op.kind == "slice"
         elif self.axes.sizes[known] == size:  # as many others, such as the second pictures of pairs
             self.axes.parents[self.axes.find(axis[0])] = self.axes.find(known)
 

@@ -1017,7 +1017,7 @@ def _runs_along_samples(reading: TapeReading, op: Op) -> bool:
         return False
     kind = reading.kind_of(op.module)
     axes = reading.labels.axes
-    if kind in _RECURRENT and _has_own_state(reading, op.module):
+    if kind in _RECURRENT and (reading.labels.are_pieces or _has_own_state(reading, op.module)):
         return False
     if kind in _RECURRENT and (op.kind in _FUSED or op.kind == "unbind"):
         value = op.input("input" if op.kind in _FUSED else "self")
@@ -1036,8 +1036,9 @@ def _has_own_state(reading: TapeReading, module: str) -> bool:
     for call in reading.tape.calls:
         given, state = call.args.get("[0]"), call.args.get("[1]", call.args.get("[1][0]"))
         if call.path == module and given is not None and state is not None:
-            steps, samples = reading.tape.values[given].shape[:2]
-            return reading.tape.values[state].shape[-2] == samples != steps
+            rows, states = reading.tape.values[given].shape, reading.tape.values[state].shape
+            # A packed sequence comes with the number of its samples at each step in the place of a state.
+            return len(rows) > 2 and len(states) > 1 and states[-2] == rows[1] != rows[0]
     return False
 
 
