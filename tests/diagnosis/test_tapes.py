@@ -3512,3 +3512,128 @@ def test_edges_that_are_listed_once_are_named(tmp_path, how, ill):
     model = OfGraphs(drawn_edges(how), GRAPHS)
     finding = found("edges_one_way", taped(tmp_path / "run", model, (SERIES, LABELS), cross_entropy))
     assert (finding is not None) is ill
+
+
+class WithQuery(nn.Module):
+    """Attention of a query that stands before the tokens, or after them."""
+
+    def __init__(self, *, inverted, first):
+        super().__init__()
+        self.words, self.out = nn.Embedding(WORDS, 8), nn.Linear(8, CLASSES)
+        self.query, self.inverted, self.first = nn.Parameter(torch.randn(8)), inverted, first
+
+    def forward(self, tokens):
+        ignored = (tokens != 0) if self.inverted else (tokens == 0)
+        query, never = self.query.expand(len(tokens), 1, 8), torch.zeros(len(tokens), 1, dtype=torch.bool)
+        keys, shut = [query, self.words(tokens)], [never, ignored]
+        keys, shut = (torch.cat(each if self.first else each[::-1], 1) for each in (keys, shut))
+        scores = (query @ keys.transpose(1, 2)).masked_fill(shut[:, None], float("-inf"))
+        return self.out((scores.softmax(-1) @ keys)[:, 0])
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("inverted", [True, False])
+def test_a_mask_beside_that_of_a_query_is_read(tmp_path, inverted, first):
+    case = taped(tmp_path / "run", WithQuery(inverted=inverted, first=first), (PADDED, LABELS), cross_entropy)
+    assert (found("mask_inverted", case) is not None) is inverted
+
+
+class Translator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.read, self.words, self.out = nn.Embedding(WORDS, 8), nn.Embedding(WORDS, 8), nn.Linear(16, WORDS)
+
+    def forward(self, source, given):
+        context = self.read(source).mean(1, keepdim=True).expand(-1, given.size(1), -1)
+        return self.out(torch.cat([self.words(given), context], 2))
+
+
+@pytest.mark.parametrize(("given", "asked"), [(slice(None), slice(None)), (slice(0, -1), slice(1, None))])
+def test_tokens_that_are_given_beside_others_and_asked_for_are_found(tmp_path, given, asked):
+    def loss(model, x, y):
+        return F.cross_entropy(model(x, y[:, given]).flatten(0, 1), y[:, asked].flatten())
+
+    case = taped(tmp_path / "run", Translator(), (TOKENS, TOKENS.flip(0)), loss)
+    assert (found("target_is_input", case) is not None) is (given == asked)
+
+
+@pytest.mark.parametrize(
+    ("activation", "shift", "ill"), [(nn.Sigmoid, 0.0, True), (nn.Tanh, 0.0, False), (nn.Sigmoid, 0.5, False)]
+)
+def test_samples_that_cannot_reach_the_data_they_are_judged_with_are_found(tmp_path, activation, shift, ill):
+    model = nn.ModuleDict({"maker": mlp(activation(), outputs=FEATURES), "judge": mlp(outputs=1)})
+
+    def loss(model, x, y):
+        real, made = (x.tanh() * (1 - shift) + shift).clamp(shift - 1 + shift, 1), model["maker"](torch.randn_like(x))
+        real = real if shift == 0 else real.abs().clamp(0, 1)
+        sides = model["judge"](real), model["judge"](made)
+        return sum(
+            F.binary_cross_entropy_with_logits(each, torch.full_like(each, float(at))) for at, each in enumerate(sides)
+        )
+
+    assert (found("output_range_mismatch", taped(tmp_path / "run", model, (ROWS, LABELS), loss)) is not None) is ill
+
+
+@pytest.mark.parametrize("sign", [-0.5, 0.5])
+def test_a_divergence_that_is_added_sample_by_sample_has_a_sign(tmp_path, sign):
+    def loss(model, x, y):
+        rebuilt, mean, log_var = model(x)
+        fit = F.mse_loss(rebuilt, x, reduction="none").sum(1)
+        return (fit + sign * (1 + log_var - mean.pow(2) - log_var.exp()).sum(1)).mean()
+
+    case = taped(tmp_path / "run", Coder(0.5), (ROWS, LABELS), loss)
+    assert (found("loss_sign_flipped", case) is not None) is (sign > 0)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_an_actor_that_lowers_the_values_of_a_critic_which_learns_from_a_memory_is_found(tmp_path, sign):
+    actor, critic = mlp(nn.Tanh(), outputs=1), mlp(inputs=FEATURES + 1, outputs=1)
+    optimizers = [torch.optim.SGD(each.parameters(), 1e-3) for each in (actor, critic)]
+    with sonde.watch(nn.ModuleDict({"actor": actor, "critic": critic}), optimizers, run=tmp_path / "run"):
+        for state in ROWS.split(8)[:6]:
+            action, reward = torch.randn(8, 1), torch.randn(8, 1)
+            fit = F.mse_loss(critic(torch.cat([state, action], 1)), reward)
+            optimizers[1].zero_grad()
+            fit.backward()
+            optimizers[1].step()
+            value = sign * critic(torch.cat([state, actor(state)], 1)).mean()
+            optimizers[0].zero_grad()
+            value.backward()
+            optimizers[0].step()
+    case = Case()
+    for folder in tapes.folders(tmp_path / "run").values():
+        case.take_tape(tapes.read(folder))
+    assert (found("loss_sign_flipped", case) is not None) is (sign > 0)
+
+
+class Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.read, self.out = nn.LSTM(FEATURES, 8, batch_first=True), nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        lengths = torch.arange(len(x), 0, -1).clamp(max=x.size(1))
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.out(self.read(packed)[1][0][0])
+
+
+def test_a_packed_sequence_has_no_state_to_look_at(tmp_path, caplog):
+    case = taped(tmp_path / "run", Packed(), (SERIES, LABELS), cross_entropy)
+    assert found("batch_axis_mixed", case) is None
+    assert "failed" not in caplog.text
+
+
+def test_pieces_of_a_signal_that_follow_each_other_are_no_samples(tmp_path):
+    signal = torch.randn(60, 5)
+    model = nn.ModuleList([nn.GRU(1, 8), nn.Linear(8, 1)])
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with sonde.watch(model, optimizer, run=tmp_path / "run"):
+        for start in range(0, 48, 8):
+            out, _ = model[0](signal[start : start + 8, :, None])
+            optimizer.zero_grad()
+            F.mse_loss(model[1](out)[..., 0], signal[start + 1 : start + 9]).backward()
+            optimizer.step()
+    case = Case()
+    for folder in tapes.folders(tmp_path / "run").values():
+        case.take_tape(tapes.read(folder))
+    assert found("batch_axis_mixed", case) is None

@@ -15,7 +15,7 @@ from sonde.diagnosis.ownership import last_module
 from sonde.diagnosis.rule import Found, Threshold, above, below, fact, rule
 from sonde.diagnosis.seen_loss import SeenLoss, seen_losses
 from sonde.diagnosis.symptoms import ANY_STATISTIC, NOT_TRAINED
-from sonde.diagnosis.tape.contracts import broken
+from sonde.diagnosis.tape.contracts import broken, samples_out_of_reach
 from sonde.diagnosis.tape.losses import (
     wrong_axis,
     wrongly_broadcast,
@@ -422,7 +422,7 @@ _RANGES = {
 )
 def output_range_mismatch(case: Case) -> Found | None:
     """Targets lie outside the range of the last activation."""
-    if (taped := broken(case, "output_range_mismatch")) is not None:
+    if (taped := broken(case, "output_range_mismatch") or samples_out_of_reach(case)) is not None:
         return taped
     for loss in seen_losses(case, *_REGRESSIONS):
         target = loss.target

@@ -359,6 +359,8 @@ def frozen_by_mistake(case: Case) -> Found | None:
     free = [name for name in dict.fromkeys(names) if case.parameters[name].trainable]
     if idle := _idle_branches(case, free):
         return _frozen_at_zero(idle)
+    if half := _half_frozen(case, free):
+        return _without_its_weight(half)
     reason = _reason(case, frozen, free) if frozen else None
     if reason is None:
         return None
@@ -374,6 +376,29 @@ def frozen_by_mistake(case: Case) -> Found | None:
         ),
         cause=f"{few(reason.names)} {reason.words}: requires_grad is False, so the optimizer skips "
         + by_number(reason.names, "it.", "them."),
+    )
+
+
+def _half_frozen(case: Case, free: list[str]) -> str:
+    """Return the frozen random weight of the only layer whose bias is trained; where all biases are, that is meant."""
+    biases = [name for name in free if name.rpartition(".")[2] == "bias"]
+    weights = [f"{name.removesuffix('bias')}weight" for name in biases]
+    frozen = [name for name in weights if name in case.parameters and not case.parameters[name].trainable]
+    if len(frozen) != 1 or case.track(f"{frozen[0]}:gradient") is not None:
+        return ""
+    return frozen[0] if fresh_parameters(case, (frozen[0],)) else ""
+
+
+def _without_its_weight(name: str) -> Found:
+    layer = module_of(name)
+    return Found(
+        severity="critical",
+        step=0,
+        sites=(name, layer),
+        evidence=(fact("layers whose bias is trained without their weight", 1),),
+        cause=f"{layer} trains its bias only: requires_grad of {name} is False, and it still has its random values.",
+        fix=f"Set {name}.requires_grad = True, and give it to the optimizer.",
+        refute=f"If {name} should keep the values that it was drawn with, this finding is wrong.",
     )
 
 

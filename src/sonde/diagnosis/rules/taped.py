@@ -17,7 +17,7 @@ from sonde.diagnosis.tape.roles import (
     scaled_in_part,
     swapped_arguments,
 )
-from sonde.diagnosis.tape.targets import corners_as_sizes, noisy_copy, weak_noise
+from sonde.diagnosis.tape.targets import corners_as_sizes, given_answer, noisy_copy, weak_noise
 from sonde.diagnosis.tape.tokens import overshifted
 from sonde.diagnosis.tape.unused import (
     dropped_result,
@@ -62,9 +62,9 @@ def integer_wraparound(case: Case) -> Found | None:
     refute="If the model should reproduce the noise, this finding is wrong.",
 )
 def target_is_input(case: Case) -> Found | None:
-    """The output is compared with the noisy input instead of the clean data."""
+    """The output is compared with its own input: the noisy one instead of clean data, or the answer itself."""
     case.need_tape()
-    return noisy_copy(case)
+    return noisy_copy(case) or given_answer(case)
 
 
 @rule(

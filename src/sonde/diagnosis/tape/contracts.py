@@ -6,6 +6,7 @@ table, `CONTRACTS`; `broken` walks the losses of a step and checks all rows of o
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -516,6 +517,40 @@ def wrapped_around(reading: TapeReading) -> Found | None:
             )
     return None
 
+
+# --------------------------------------------------------------------------------
+# Samples that a model makes.
+
+
+@on_tape
+def samples_out_of_reach(reading: TapeReading) -> Found | None:
+    """Find samples of a model whose last activation cannot reach the data that a judge compares them with."""
+    for call, other in itertools.permutations(reading.tape.root_calls(), 2):
+        if call.path != other.path or len(call.args) != 1 or len(other.args) != 1:
+            continue
+        made, real = next(iter(call.args.values())), next(iter(other.args.values()))
+        low, high = reach(reading, made)
+        is_pair = made in reading.of_weights and real not in reading.of_weights
+        content = reading.numbers.of(real) if is_pair and (low, high) != ANYTHING else None
+        if content is None or content.dtype.kind != "f" or content.shape[1:] != reading.tape.values[made].shape[1:]:
+            continue
+        outside = float(((content < low - MARGIN) | (content > high + MARGIN)).mean())
+        op = reading.tape.producer(reading.plain(made).id)
+        if outside >= OUT_OF_REACH and op is not None:
+            return Found(
+                sites=(reading.site(op, "(model)"), "(model)", "(data)"),
+                evidence=(above("share of the data that samples cannot reach", outside, OUT_OF_REACH),),
+                cause=f"Samples of the model lie between {low:g} and {high:g}, but {outside:.0%} of the numbers of the "
+                f"data that {call.path} compares them with do not: they lie between {content.min():.3g} and "
+                f"{content.max():.3g}.",
+                fix="End the model in an activation with the range of the data (tanh for -1 to 1), or scale the data.",
+                refute="Print the smallest and largest number of both: if the ranges agree, this finding is wrong.",
+            )
+    return None
+
+
+OUT_OF_REACH = Threshold(0.2, "share of numbers: a few outliers of the data need not be reached")
+MARGIN = Threshold(0.01, "distance from the range: sigmoids and tanh come close to their ends")
 
 # --------------------------------------------------------------------------------
 # Attention.

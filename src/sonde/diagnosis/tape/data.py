@@ -68,13 +68,23 @@ def _content(reading: TapeReading, value: int | None, *, turned: bool) -> NDArra
     return ~content if turned else content
 
 
+MOST_ADDED: Final = 4
+"""Keys that a model puts beside those of its tokens."""
+
+
 def _by_key(shut: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
-    """Return a mask of scores as one row of keys for each sample; its first head and query stand for the others."""
+    """Return a mask of scores as one row of keys for each sample; its first head and query stand for the others.
+
+    Keys that were put before or after the tokens, such as that of a class, are open in every row and left out.
+    """
     rows, keys = shape
-    if not shut.ndim or shut.shape[-1] != keys or len(shut) % rows:
+    if not shut.ndim or not keys <= shut.shape[-1] <= keys + MOST_ADDED or len(shut) % rows:
         return None
-    found: NDArray[Any] = shut.reshape(rows, -1, keys)[:, 0]
-    return found
+    found: NDArray[Any] = shut.reshape(rows, -1, shut.shape[-1])[:, 0]
+    more = found.shape[-1] - keys
+    if not found[:, :more].any():
+        return found[:, more:]
+    return None if found[:, keys:].any() else found[:, :keys]
 
 
 def _is_very_low(reading: TapeReading, op: Op, name: str) -> bool:

@@ -415,11 +415,11 @@ def helping_opponent(case: Case) -> Found | None:
 def _helping_opponent(rounds: list[TapeReading]) -> Found | None:
     """Compare the two in one round of the loop, or in rounds that take turns."""
     for reading, made, makers in ((each, *game) for each in rounds for game in _games(each)):
+        if _VALUES.search(made.path) and _pull(reading, made) == -1 and _learns_values(rounds, made):
+            return _lowered_value(reading, made, makers)
         for other in rounds:
             for judged in _judgements(other, made.path, makers):
                 if _is_fitted(other, judged):
-                    if _VALUES.search(made.path) and _pull(reading, made) == -1:
-                        return _lowered_value(reading, made, makers)
                     continue
                 pulls = _pull(reading, made), _pull(other, judged)
                 if None in pulls or pulls[0] != pulls[1] or pulls[0] == 0:
@@ -440,6 +440,12 @@ def _helping_opponent(rounds: list[TapeReading]) -> Found | None:
 
 _VALUES: Final = re.compile(r"critic|value|reward|return|(^|[._])q[f_]?\d*($|[._])|q_?(net|func)", re.IGNORECASE)
 """Names of models of what is earned, which one maximises; what others predict may be a cost."""
+
+
+def _learns_values(rounds: list[TapeReading], made: Call) -> bool:
+    """Return whether a judge is fitted to numbers, by any of its calls: what was tried may come from a memory."""
+    calls = ((each, call) for each in rounds for call in each.tape.root_calls() if call.path == made.path)
+    return any(len(call.outs) == 1 and _is_fitted(reading, call) for reading, call in calls)
 
 
 def _is_fitted(reading: TapeReading, call: Call) -> bool:

@@ -47,8 +47,9 @@ def maximised(reading: TapeReading) -> Found | None:
 def rewarded_divergence(reading: TapeReading) -> Found | None:
     """Find a divergence from the prior that grows smaller as codes leave it: its sign is wrong."""
     for roots in _minimised(reading):
-        for term in (term for root in roots for term in reading.terms_of(root)):
-            parts = list(_parts(reading, term.value, term.sign))
+        terms = (term for root in roots for term in reading.terms_of(root))
+        for value, sign in (each for term in terms for each in _sides(reading, term.value, term.sign)):
+            parts = list(_parts(reading, value, sign))
             makers = [reading.tape.producer(part.value) for part in parts]
             kinds = {"square" if is_square(op) else op.kind for op in makers if op is not None}
             if len(parts) > 2 and {"square", "exp"} <= kinds and not _has_floor(reading, parts):
@@ -62,6 +63,18 @@ def rewarded_divergence(reading: TapeReading) -> Found | None:
                     refute="Print the term: if it is positive and falls, this finding is wrong.",
                 )
     return None
+
+
+def _sides(reading: TapeReading, value: int, sign: int) -> Iterator[tuple[int, int]]:
+    """Yield a term with its sign, and the two sides of a sum that was averaged as a whole, sample by sample."""
+    yield value, sign
+    op = reading.tape.producer(value)
+    while op is not None and plain_kind(op) in _ADDING and reading.pair(op) is None and op.input("self") is not None:
+        op = reading.tape.producer(op.args["self"]["v"])
+    pair = reading.pair(op) if op is not None and plain_kind(op) in ("add", "sub") else None
+    if op is not None and pair is not None and _is_positive(op.args.get("alpha", 1)):
+        yield pair[0], sign
+        yield pair[1], sign if plain_kind(op) == "add" else -sign
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,40 @@ def noisy_copy(reading: TapeReading) -> Found | None:
     return None
 
 
+@on_tape
+def given_answer(reading: TapeReading) -> Found | None:
+    """Find tokens that a model gets beside others, and is asked for at the same positions."""
+    for call in reading.tape.root_calls():
+        given = {value: reading.numbers.of(value) for value in call.args.values() if _is_tokens(reading, value)}
+        known = {value: content for value, content in given.items() if content is not None}
+        for loss in reading.losses if len(known) == len(given) >= 2 else ():
+            wanted = None if loss.target is None else reading.numbers.of(loss.target)
+            same = [value for value, content in known.items() if wanted is not None and _are_same(content, wanted)]
+            if (
+                len(same) == 1
+                and call.last <= loss.op.index
+                and not reading.tape.descendants(same).isdisjoint(call.outs.values())
+            ):
+                return Found(
+                    sites=(signals.LOSS, "(loop)", "(data)"),
+                    evidence=(fact("tokens that are both given and asked for", known[same[0]].size),),
+                    cause=f"{call.path} gets the very tokens that its outputs are compared with at the same positions"
+                    f"{reading.where(loss.op)}: it only learns to copy them. The next tokens were meant.",
+                    fix="Give it the tokens without the last, tokens[:, :-1], and ask for those after, tokens[:, 1:].",
+                    refute="Compare the argument with the target: if they differ anywhere, this finding is wrong.",
+                )
+    return None
+
+
+def _is_tokens(reading: TapeReading, value: int) -> bool:
+    about = reading.tape.values[value]
+    return about.dtype == "int64" and len(about.shape) == 2 and about.shape[1] > 1
+
+
+def _are_same(given: Numbers, wanted: Numbers) -> bool:
+    return given.size == wanted.size >= MIN_SAMPLES and bool((given.reshape(-1) == wanted.reshape(-1)).all())
+
+
 KEPT = Threshold(0.7, "smallest share of the data in a noisy sample: a schedule ends where next to nothing is left")
 
 
