@@ -383,6 +383,7 @@ class ProgramCalls(Sensor):
                 known.add(id(value))
                 self._note_scheduler("scheduler.found", value, line="")
         frozen = [(path, value) for path, value in variables.items() if _is_frozen(value) and value not in models]
+        frozen += [each for model in models for each in model.named_children() if _is_frozen(each[1])]
         for name, value in variables.items():
             if isinstance(value, dict):
                 for key, given in _states(name, value):
