@@ -379,6 +379,28 @@ def test_a_checkpoint_of_which_nothing_is_loaded(tmp_path, ill, when):
     assert not ill or when == "within" or "`net.`" in finding.cause
 
 
+def load_into_a_part(folder, prefix, frozen):
+    torch.manual_seed(1)
+    part = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+    model = torch.nn.ModuleDict({"body": part, "head": torch.nn.Linear(8, 3)})
+    state = {f"{prefix}{name}": torch.randn_like(value) for name, value in part.state_dict().items()}
+    part.load_state_dict(state, strict=False)
+    part.requires_grad_(not frozen)
+    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.1)
+    with watched(folder, model, optimizer) as session:
+        loss = model["head"](part(torch.randn(6, 4))).square().mean()
+        loss.backward()
+        optimizer.step()
+    return found(session, "checkpoint_not_loaded")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "frozen", "ill"), [("module.", True, True), ("", True, False), ("module.", False, False)]
+)
+def test_a_checkpoint_of_which_a_frozen_part_has_nothing(tmp_path, prefix, frozen, ill):
+    assert (load_into_a_part(tmp_path, prefix, frozen) is not None) is ill
+
+
 def keep(state, ill):
     return state if ill else copy.deepcopy(state)
 

@@ -71,3 +71,14 @@ def test_targets_that_are_compared_with_outputs_on_their_own_scale_are_not():
     assert asked(train_val_preproc_mismatch, patient(sites)) is None
     left = sites | {"loss_fn:input.input@eval": [None] * 10 + [numbers] * 10}
     assert "targets" in asked(train_val_preproc_mismatch, patient(left)).cause
+
+
+@pytest.mark.parametrize(("follow", "severity"), [(2.0, "info"), (0.0, "warning")])
+def test_a_later_part_of_a_series_that_outputs_follow_is_a_note(follow, severity):
+    generator = np.random.default_rng(0)
+    readings = {}
+    for name, later in (("(model):input[0]", 2.0), ("loss_fn:input.target", 2.0), ("loss_fn:input.input", follow)):
+        readings[name] = [generator.normal(size=(32, 4)) for _ in range(30)]
+        readings[f"{name}@eval"] = [None] * 29 + [generator.normal(size=(320, 4)) + later]
+    found = asked(train_val_preproc_mismatch, patient(readings))
+    assert (found.severity or "warning") == severity

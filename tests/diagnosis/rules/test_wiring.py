@@ -112,6 +112,22 @@ def test_weights_frozen_as_they_were_drawn_are_a_mistake():
 
 
 @pytest.mark.parametrize(
+    ("values", "biases", "ill"),
+    [(RANDOM, ("head",), True), (TRAINED, ("head",), False), (RANDOM, ("body", "head"), False)],
+)
+def test_a_new_layer_of_which_only_the_bias_is_trained_is_a_mistake(values, biases, ill):
+    weights = [weight(f"{name}.weight", shape=(16, 16), trainable=False) for name in ("body", "head")]
+    free = [weight(f"{name}.bias", shape=(16,)) for name in biases]
+    facts = Facts(
+        parameters=(*weights, *free), optimizers=(optimizer(*(each.name for each in free)),), order=("body", "head")
+    )
+    readings = {f"{each.name}:parameter": [values] for each in weights} | {"loss:scalar": ONE}
+    about = {f"{each.name}:parameter": {"shape": (16, 16)} for each in weights}
+    case = patient(readings, facts, about=about, first_step=0)
+    assert (ask("frozen_by_mistake", case) is not None) is ill
+
+
+@pytest.mark.parametrize(
     "case", [frozen(("stem.weight", "body.weight")), frozen((), RANDOM), frozen(("head.weight",), handed=False)]
 )
 def test_a_frozen_trained_backbone_is_usual(case):
