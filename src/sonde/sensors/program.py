@@ -40,7 +40,7 @@ from sonde.hooks.on_step import after_step
 from sonde.hooks.replace_function import LOADING, ReplacedFunction
 from sonde.hooks.user_line import current_line, is_users
 from sonde.sensors.checkpoints import left_in_checkpoint
-from sonde.sensors.copies import Copies, is_follower, within
+from sonde.sensors.copies import Copies, within
 from sonde.sensors.facts import loader_facts, scheduler_facts
 from sonde.sensors.loss_functions import LossCall
 from sonde.sensors.preparation import Preparation, changed_through_a_part, preparation, prepared_apart
@@ -783,7 +783,7 @@ class ProgramCalls(Sensor):
             found.look(self.context.steps, _users_variables(), self.context.owners)
         for path, copy in found.found.items():
             entry = self._entries.get(("copy", path, ""))
-            if entry is not None or copy.changed or copy.rewritten or (copy.still and is_follower(path)):
+            if entry is not None or copy.changed or copy.rewritten or copy.still:
                 entry = entry or self._note("copy", path, line="")
                 self._set(entry, **copy.facts())
 

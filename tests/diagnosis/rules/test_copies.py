@@ -361,3 +361,30 @@ def test_a_module_has_the_name_that_its_caller_gave_it():
     net = nn.Linear(2, 2)
     assert [each.path for each in tensor_sets([{"self": net}, {"net": net}])] == ["net"]
     assert [each.path for each in tensor_sets([{"self": net}])] == ["self"]
+
+
+def learn_values(folder, syncs, bootstraps):
+    """Learn values of states beside a second network that has no telling name."""
+    torch.manual_seed(0)
+    values = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
+    other = copy.deepcopy(values)
+    optimizer = SGD(values.parameters(), lr=0.01)
+    with sonde.watch(values, optimizer, run=folder / "run", on_error="raise") as session:
+        for step in range(300):
+            state, reward = torch.randn(16, 4), torch.randn(16)
+            with torch.no_grad():
+                wanted = reward + 0.9 * other(state + 1).amax(1) if bootstraps else other(state).amax(1)
+            loss = nn.functional.mse_loss(values(state)[:, 0], wanted)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if syncs and step % 20 == 0:
+                other.load_state_dict(values.state_dict())
+    return {each.kind for each in session.findings if each.severity != "info"}
+
+
+@pytest.mark.parametrize(
+    ("syncs", "bootstraps", "ill"), [(False, True, True), (True, True, False), (False, False, False)]
+)
+def test_a_network_that_values_the_next_states_must_follow_whatever_its_name(tmp_path, syncs, bootstraps, ill):
+    assert ("ema_not_updated" in learn_values(tmp_path, syncs, bootstraps)) is ill

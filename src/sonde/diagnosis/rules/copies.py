@@ -137,7 +137,7 @@ def _follows_wrongly(case: Case) -> Found | None:
             )
         still = int(call.data.get("still") or 0)
         is_still = not changed and still >= NEVER_STEPS and not _loads_others(case)
-        if case.final and of and is_still and _FOLLOWS.search(call.about.lower()):
+        if case.final and of and is_still and (_FOLLOWS.search(call.about.lower()) or _makes_targets(case, call)):
             return _copy(
                 call,
                 f"began as a copy of {of} and still has the values of the start, after {still} steps: nothing updates "
@@ -155,6 +155,12 @@ def _follows_wrongly(case: Case) -> Found | None:
                 fact("steps in a row that were compared", pairs),
             )
     return None
+
+
+def _makes_targets(case: Case, call: CallFacts) -> bool:
+    """Return whether a copy, whatever its name, is the only one beside a loss that asks for values of next states."""
+    others = [each for each in case.facts.calls("copy") if each.about != call.about]
+    return not others and any(each.has_moving_target for each in case.rounds)
 
 
 def _loads_others(case: Case) -> bool:
