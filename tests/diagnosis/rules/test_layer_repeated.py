@@ -37,3 +37,19 @@ def test_tied_weights_and_a_layer_that_is_called_twice_are_no_repeated_layers(tm
     model = Tied()
     found = train(tmp_path, model, optim.Adam(model.parameters(), lr=1e-3), *data())
     assert "layer_repeated" not in kinds(found)
+
+
+def test_a_list_whose_embedding_and_output_layer_share_their_weight_repeats_no_layer(tmp_path):
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList([nn.Embedding(8, 16), nn.Linear(16, 16), nn.Linear(16, 8, bias=False)])
+            self.parts[2].weight = self.parts[0].weight
+
+        def forward(self, x):
+            words, mix, out = self.parts
+            return out(mix(words(x.argmax(1))).relu())
+
+    model = Words()
+    found = train(tmp_path, model, optim.Adam(model.parameters(), lr=1e-3), *data())
+    assert "layer_repeated" not in kinds(found)

@@ -34,7 +34,8 @@ def layer_repeated(case: Case) -> Found | None:
     """One layer stands at several places of a list, so that these places share their weights."""
     for each in case.need_facts().parameters:
         places = _places_in_list([each.name, *each.aliases]) if each.trainable and each.aliases else []
-        if places:
+        kinds = {case.modules[place].kind for place in places if place in case.modules}
+        if places and len(kinds) < 2:  # an embedding and an output layer share a weight, and are two layers
             return Found(
                 step=1,
                 sites=tuple(places[:8]),
