@@ -3539,22 +3539,26 @@ def test_a_mask_beside_that_of_a_query_is_read(tmp_path, inverted, first):
 
 
 class Translator(nn.Module):
-    def __init__(self):
+    def __init__(self, *, shifts=False):
         super().__init__()
+        self.shifts = shifts
         self.read, self.words, self.out = nn.Embedding(WORDS, 8), nn.Embedding(WORDS, 8), nn.Linear(16, WORDS)
 
     def forward(self, source, given):
+        if self.shifts:
+            given = torch.cat([torch.zeros_like(given[:, :1]), given[:, :-1]], 1)
         context = self.read(source).mean(1, keepdim=True).expand(-1, given.size(1), -1)
         return self.out(torch.cat([self.words(given), context], 2))
 
 
+@pytest.mark.parametrize("shifts", [False, True])
 @pytest.mark.parametrize(("given", "asked"), [(slice(None), slice(None)), (slice(0, -1), slice(1, None))])
-def test_tokens_that_are_given_beside_others_and_asked_for_are_found(tmp_path, given, asked):
+def test_tokens_that_are_given_beside_others_and_asked_for_are_found(tmp_path, given, asked, shifts):
     def loss(model, x, y):
         return F.cross_entropy(model(x, y[:, given]).flatten(0, 1), y[:, asked].flatten())
 
-    case = taped(tmp_path / "run", Translator(), (TOKENS, TOKENS.flip(0)), loss)
-    assert (found("target_is_input", case) is not None) is (given == asked)
+    case = taped(tmp_path / "run", Translator(shifts=shifts), (TOKENS, TOKENS.flip(0)), loss)
+    assert (found("target_is_input", case) is not None) is (given == asked and not shifts)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from sonde.core import signals
-from sonde.core.tape import Op, Role
+from sonde.core.tape import Call, Op, Role
 from sonde.diagnosis.rule import Found, Threshold, above, fact, on_tape
 from sonde.diagnosis.tape.numbers import Numbers
 from sonde.diagnosis.tape.reading import RESHAPING, TapedLoss, TapeReading
@@ -123,11 +123,7 @@ def given_answer(reading: TapeReading) -> Found | None:
         for loss in reading.losses if len(known) == len(given) >= 2 else ():
             wanted = None if loss.target is None else reading.numbers.of(loss.target)
             same = [value for value, content in known.items() if wanted is not None and _are_same(content, wanted)]
-            if (
-                len(same) == 1
-                and call.last <= loss.op.index
-                and not reading.tape.descendants(same).isdisjoint(call.outs.values())
-            ):
+            if len(same) == 1 and call.last <= loss.op.index and _embeds(reading, call, same[0]):
                 return Found(
                     sites=(signals.LOSS, "(loop)", "(data)"),
                     evidence=(fact("tokens that are both given and asked for", known[same[0]].size),),
@@ -137,6 +133,12 @@ def given_answer(reading: TapeReading) -> Found | None:
                     refute="Compare the argument with the target: if they differ anywhere, this finding is wrong.",
                 )
     return None
+
+
+def _embeds(reading: TapeReading, call: Call, tokens: int) -> bool:
+    """Return whether a call looks up these tokens as they are; many models shift their labels themselves."""
+    looked_up = (op.input("indices") for op in reading.tape.ops[call.first : call.last] if op.kind == "embedding")
+    return any(each is not None and reading.plain(each).id == reading.plain(tokens).id for each in looked_up)
 
 
 def _is_tokens(reading: TapeReading, value: int) -> bool:
