@@ -120,10 +120,14 @@ def given_answer(reading: TapeReading) -> Found | None:
     for call in reading.tape.root_calls():
         given = {value: reading.numbers.of(value) for value in call.args.values() if _is_tokens(reading, value)}
         known = {value: content for value, content in given.items() if content is not None}
-        for loss in reading.losses if len(known) == len(given) >= 2 else ():
+        # Beside a mask, or the numbers of two segments, the tokens may be those of an autoencoder.
+        words = [
+            each for each, content in known.items() if np.unique(content).size > 2 and _embeds(reading, call, each)
+        ]
+        for loss in reading.losses if len(known) == len(given) and len(words) >= 2 else ():
             wanted = None if loss.target is None else reading.numbers.of(loss.target)
-            same = [value for value, content in known.items() if wanted is not None and _are_same(content, wanted)]
-            if len(same) == 1 and call.last <= loss.op.index and _embeds(reading, call, same[0]):
+            same = [each for each in words if wanted is not None and _are_same(known[each], wanted)]
+            if len(same) == 1 and call.last <= loss.op.index:
                 return Found(
                     sites=(signals.LOSS, "(loop)", "(data)"),
                     evidence=(fact("tokens that are both given and asked for", known[same[0]].size),),
