@@ -3145,6 +3145,29 @@ def test_an_actor_that_lowers_its_value_is_named(tmp_path, sign, name):
     assert (found("loss_sign_flipped", case) is not None) is (sign > 0 and name == "critic")
 
 
+class Letters(nn.Module):
+    """Names a class for each step of a series."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.RNN(FEATURES, 16, batch_first=True), nn.Linear(16, CLASSES)
+
+    def forward(self, x):
+        return self.out(self.layer(x.view(1, -1, FEATURES))[0].reshape(-1, 16))
+
+
+@pytest.mark.parametrize("one", [True, False])
+def test_labels_of_the_steps_of_one_sample_are_no_samples(tmp_path, one):
+    model, rows = Letters(), ROWS[:8].unsqueeze(0) if one else ROWS[:8]
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with sonde.watch(model, optimizer, run=tmp_path / "run") as session:
+        for _ in range(6):
+            optimizer.zero_grad()
+            F.cross_entropy(model(rows), LABELS[:8]).backward()
+            optimizer.step()
+    assert ("batch_axis_mixed" in [finding.kind for finding in session.findings]) is not one
+
+
 @pytest.mark.parametrize("uses", [True, False])
 def test_flags_that_are_stacked_and_not_used_are_named(tmp_path, uses):
     def loss_of(model, x, y):

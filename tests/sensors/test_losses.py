@@ -270,6 +270,18 @@ def test_neighbours_agree_unless_labels_were_shuffled(tmp_path, shuffled, low, h
     assert low <= found[8].mean <= high
 
 
+@pytest.mark.parametrize(("spread", "low", "high"), [(0.0, 1.0, 1.0), (1.0, 0.1, 0.45)])
+def test_rows_that_are_all_equally_far_have_no_neighbours_that_disagree(tmp_path, spread, low, high):
+    model = nn.Linear(12, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Watching(tmp_path, model, optimizer) as seen:
+        for _ in range(8):
+            words = F.one_hot(torch.randint(12, (64,)), 12) + spread * torch.randn(64, 12)
+            F.cross_entropy(model(words), torch.randint(4, (64,))).backward()
+            optimizer.step()
+    assert low <= seen["loss_fn:vital.neighbour_agreement"][8].mean <= high
+
+
 # ---------------------------------------------------------------------- what torch and the user see
 
 

@@ -33,6 +33,8 @@ MAX_SAMPLES: Final = 512
 MAX_FEATURES: Final = 1024
 PER_BATCH: Final = 64
 MIN_SAMPLES: Final = 64
+# A nearest sample must be nearer than half of all others are, by more than rounding.
+NEARER: Final = 0.999
 # Words are counted in this many bins.
 WORDS: Final = 256
 # Batches after which to compare what there is, if samples are few.
@@ -290,5 +292,8 @@ class Neighbours(Sensor):
             distances = sizes - 2 * (inputs @ inputs.T)
         # The same sample in a later epoch has the same label, right or wrong: it says nothing.
         distances = distances.masked_fill(distances <= 1e-5 * sizes, float("inf"))
-        nearest = distances.fill_diagonal_(float("inf")).argmin(1)
-        self.signals.see(LOSS, NEIGHBOUR_AGREEMENT, (labels[nearest] == labels).float())
+        closest, nearest = distances.fill_diagonal_(float("inf")).min(1)
+        usual = distances.masked_fill(distances.isinf(), float("nan")).nanmedian(1).values
+        # Words that are written as one-hot rows are all equally far from each other: none is nearest, none disagrees.
+        disagrees = (labels[nearest] != labels) & (closest < NEARER * usual)
+        self.signals.see(LOSS, NEIGHBOUR_AGREEMENT, (~disagrees).float())

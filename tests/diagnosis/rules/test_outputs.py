@@ -184,7 +184,7 @@ def test_losses_that_may_be_negative_are_well(losses):
     assert ask("loss_sign_flipped", falling(losses)) is None
 
 
-def summed(reduction, *, step=0.2, kind="SGD", root=1.0, more=()):
+def summed(reduction, *, step=0.2, kind="SGD", root=1.0, more=(), losses=()):
     facts = model("a.weight", "b.weight", kind=kind, losses=(
         loss("mse_loss", settings={"reduction": reduction}, input_shape=(64, 1), target_shape=(64, 1)),))  # fmt: skip
     readings = {f"{name}.weight:{what}": [np.ones((4, 4)) * size] * 6
@@ -196,6 +196,7 @@ def summed(reduction, *, step=0.2, kind="SGD", root=1.0, more=()):
         "(loop):vital.root": [64.0 * root] * 6,
     }
     readings |= {f"loss_fn:{part}#1": [values] * 6 for part, values in more}
+    readings |= {"loss:scalar": losses} if losses else {}
     about = {key: {"shape": (4, 4)} for key in readings if "weight" in key}
     about |= {"loss_fn:input.input": {"kind": "mse_loss"}, "loss_fn:output": {"kind": "mse_loss"}}
     about |= {f"loss_fn:{part}#1": {"kind": "l1_loss"} for part, _ in more}
@@ -204,6 +205,12 @@ def summed(reduction, *, step=0.2, kind="SGD", root=1.0, more=()):
 
 def test_a_sum_that_makes_steps_too_long_is_named():
     assert "64 samples" in found("wrong_loss_reduction", summed("sum")).cause
+
+
+@pytest.mark.parametrize(("highest", "ill"), [(64.0, False), (160.0, True)])
+def test_a_sum_whose_loss_falls_from_its_start_makes_steps_that_are_none_too_long(highest, ill):
+    case = summed("sum", losses=[64.0, highest, *(64 * 0.8**step for step in range(2, 60))])
+    assert (ask("wrong_loss_reduction", case) is not None) is ill
 
 
 @pytest.mark.parametrize(("root", "ill"), [(1.5, True), (1.5 / 64, False)])

@@ -296,6 +296,7 @@ def target_not_detached(case: Case) -> Found | None:
 
 
 SUM_UPDATE_RATIO = Threshold(0.03, "step over weight: thirty times the usual thousandth")
+SUM_HIGHEST = Threshold(1.1, "highest loss over the first: steps that are too long raise it before it falls")
 SUM_DIVIDED = Threshold(0.5, "what backward() was called on over the sum: below, the sum is divided later")
 
 
@@ -322,7 +323,7 @@ def wrong_loss_reduction(case: Case) -> Found | None:
     if batch < 2 or _is_divided(case, loss):
         return None
     pace = first_weights(case).pace()
-    if not len(pace) or float(np.max(pace[:10])) < SUM_UPDATE_RATIO:
+    if not len(pace) or float(np.max(pace[:10])) < SUM_UPDATE_RATIO or _falls_from_its_start(case):
         return None
     output = loss.output
     return Found(
@@ -336,6 +337,12 @@ def wrong_loss_reduction(case: Case) -> Found | None:
         cause=f"{loss.kind} sums over the {batch} samples of a batch instead of averaging: gradients, and with them "
         f"steps, are {batch} times as large.",
     )
+
+
+def _falls_from_its_start(case: Case) -> bool:
+    """Return whether the loss has fallen far and was never above its start: such steps are none too long."""
+    found = case.loss()
+    return found is not None and is_learning_well(case) and bool(found[1].max() <= SUM_HIGHEST * found[1][0])
 
 
 def _is_divided(case: Case, loss: SeenLoss) -> bool:

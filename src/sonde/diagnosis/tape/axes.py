@@ -710,7 +710,15 @@ def count_samples(tape: Tape) -> int | None:
         if len(sizes) == 1 and all(sizes <= set(shape) for shape in loaded if len(shape) > 1):
             return _several(int(sizes.pop()))
     flat = {tape.values[value].shape[0] for value in _flat_targets(tape)}
-    return _several(flat.pop()) if len(flat) == 1 else None
+    if len(flat) != 1 or _is_of_one_sample(tape, count := flat.pop()):
+        return None
+    return _several(count)
+
+
+def _is_of_one_sample(tape: Tape, count: int) -> bool:
+    """Return whether a model reads a batch of one, which has as many steps as there are labels."""
+    shapes = [tape.values[value].shape for value in tape.inputs_of_root()]
+    return any(shape[:1] == (1,) and count in shape[1:] for shape in shapes)
 
 
 def _flat_targets(tape: Tape) -> list[int]:
