@@ -3145,6 +3145,38 @@ def test_an_actor_that_lowers_its_value_is_named(tmp_path, sign, name):
     assert (found("loss_sign_flipped", case) is not None) is (sign > 0 and name == "critic")
 
 
+class OneStep(nn.Module):
+    """Answers from one step of what a recurrent layer returns, or from its state."""
+
+    def __init__(self, layer, take) -> None:
+        super().__init__()
+        self.layer, self.take = layer, take
+        self.out = nn.Linear(16 * (1 + layer.bidirectional), CLASSES)
+
+    def forward(self, x):
+        return self.out(self.take(*self.layer(x if self.layer.batch_first else x.transpose(0, 1))))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize(
+    ("settings", "take", "ill"),
+    [
+        ({"batch_first": True}, lambda out, state: out[:, 0], True),
+        ({"batch_first": True, "num_layers": 2}, lambda out, state: out[:, :1].squeeze(1), True),
+        ({}, lambda out, state: out[0], True),
+        ({"batch_first": True}, lambda out, state: out[:, -1], False),
+        ({"batch_first": True}, lambda out, state: out.mean(1), False),
+        ({"batch_first": True}, lambda out, state: out[:, 0] + out[:, -1], False),
+        ({"batch_first": True}, lambda out, state: out[:, 0] + (state[0] if type(state) is tuple else state)[0], False),
+        ({"batch_first": True, "bidirectional": True}, lambda out, state: out[:, 0], False),
+    ],
+)
+def test_a_first_step_that_is_read_alone_is_named(tmp_path, kind, settings, take, ill):
+    model = OneStep(kind(FEATURES, 16, **settings), take)
+    finding = found("input_ignored", taped(tmp_path / "run", model, (SERIES, LABELS), cross_entropy))
+    assert (finding is not None and "9 of 10 steps" in finding.cause) is ill
+
+
 class Letters(nn.Module):
     """Names a class for each step of a series."""
 
@@ -3166,6 +3198,159 @@ def test_labels_of_the_steps_of_one_sample_are_no_samples(tmp_path, one):
             F.cross_entropy(model(rows), LABELS[:8]).backward()
             optimizer.step()
     assert ("batch_axis_mixed" in [finding.kind for finding in session.findings]) is not one
+
+
+class AddsNoise(nn.Module):
+    """A diffusion that makes its samples noisy itself and returns its loss."""
+
+    def __init__(self, levels) -> None:
+        super().__init__()
+        self.network = mlp(outputs=FEATURES)
+        self.register_buffer("levels", levels)
+
+    def forward(self, x):
+        a, noise = self.levels[torch.randint(40, (len(x),)), None], torch.randn_like(x)
+        return F.mse_loss(self.network(a.sqrt() * x + (1 - a).sqrt() * noise), noise)
+
+
+@pytest.mark.parametrize("ill", [True, False])
+def test_a_schedule_within_a_model_that_never_reaches_noise_is_named(tmp_path, ill):
+    alpha = 1 - torch.linspace(1e-3, 0.2, 40)
+    model = AddsNoise(alpha if ill else alpha.cumprod(0))
+    case = taped(tmp_path / "run", model, (ROWS, LABELS), lambda model, x, y: model(x), all_at_once)
+    assert (found("schedule_not_cumulative", case) is not None) is ill
+
+
+NODES = torch.randperm(SAMPLES)
+
+
+def some_mask(start):
+    mask = torch.zeros(SAMPLES, dtype=torch.bool)
+    mask[NODES[start : start + 10]] = True
+    return mask
+
+
+@pytest.mark.parametrize(
+    ("mine", "labelled", "ill"),
+    [
+        (NODES[:10], NODES[10:20], True),
+        (torch.arange(10), torch.arange(15, 25), True),
+        (some_mask(0), some_mask(10), True),
+        (NODES[:10], NODES[:10].clone(), False),
+        (torch.arange(10), torch.arange(2, 12), False),  # steps of a series that lie ahead
+        (NODES[:10] % 20, NODES[:10] % 20 + 12, False),
+        (some_mask(0), some_mask(0), False),
+    ],
+)
+def test_outputs_and_labels_of_other_nodes_are_named(tmp_path, mine, labelled, ill):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with sonde.watch(model, optimizer, run=tmp_path / "run"):
+        for _ in range(4):
+            optimizer.zero_grad()
+            F.cross_entropy(model(ROWS)[mine], LABELS[labelled]).backward()
+            optimizer.step()
+    case = Case()
+    for folder in tapes.folders(tmp_path / "run").values():
+        case.take_tape(tapes.read(folder))
+    assert (found("label_shuffle_mismatch", case) is not None) is ill
+
+
+class ValueOfActions(nn.Module):
+    """Takes states and actions apart, as most critics do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = mlp(inputs=FEATURES + 1, outputs=1)
+
+    def forward(self, x, action):
+        return self.layers(torch.cat([x, action], 1))
+
+
+@pytest.mark.parametrize(("sign", "name"), [(1, "qf1"), (-1, "qf1"), (1, "costs")])
+def test_an_actor_that_lowers_the_value_of_states_and_actions_is_named(tmp_path, sign, name):
+    actor, judge, old = mlp(nn.Tanh(), outputs=1), ValueOfActions(), torch.randn(SAMPLES, 1)
+    first, second = (torch.optim.SGD(each.parameters(), 1e-3) for each in (actor, judge))
+    with sonde.watch(nn.ModuleDict({"actor": actor, name: judge}), [first, second], run=tmp_path / "run"):
+        for _ in range(6):
+            second.zero_grad()
+            F.mse_loss(judge(ROWS, old), 3 - (old - ROWS[:, :1]) ** 2).backward()
+            second.step()
+            first.zero_grad()
+            (sign * judge(ROWS, actor(ROWS)).mean()).backward()
+            first.step()
+    case = Case()
+    for folder in tapes.folders(tmp_path / "run").values():
+        case.take_tape(tapes.read(folder))
+    assert (found("loss_sign_flipped", case) is not None) is (sign > 0 and name == "qf1")
+
+
+def clipped_ratio(turns):
+    def loss_of(model, x, y):
+        new = model(x).log_softmax(1).gather(1, y[:, None]).squeeze(1)
+        ratio = (new.detach() - new if turns else new - new.detach()).exp()
+        return torch.max(-x[:, 0] * ratio, -x[:, 0] * ratio.clamp(0.8, 1.2)).mean()
+
+    return loss_of
+
+
+def by_likely_actions(detaches):
+    """Weigh the logarithm of a probability, as programs do that have no log_softmax."""
+
+    def loss_of(model, x, y):
+        scores = model(x)
+        likely = scores[:, :2].softmax(1).gather(1, y.clamp_max(1)[:, None]).squeeze(1)
+        advantage = x[:, 0] - scores[:, 2]
+        return (-likely.log() * (advantage.detach() if detaches else advantage)).mean() + advantage.square().mean()
+
+    return loss_of
+
+
+def of_an_attached_copy(uses):
+    def loss_of(model, x, y):
+        following = OTHER(x.flip(1)).amax(1)
+        done = torch.tensor([float(each == 0) for each in y])
+        return F.mse_loss(model(x)[:, 0], x[:, 0] + 0.9 * following * (1 - done if uses else 1.0))
+
+    return loss_of
+
+
+OTHER = mlp()
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss_of"),
+    [
+        ("loss_sign_flipped", lambda well: clipped_ratio(not well)),
+        ("target_not_detached", by_likely_actions),
+        ("terminal_bootstrapped", of_an_attached_copy),
+    ],
+)
+@pytest.mark.parametrize("well", [True, False])
+def test_objectives_of_policies_and_values(tmp_path, kind, loss_of, well):
+    case = taped(tmp_path / "run", mlp(), (ROWS, LABELS), loss_of(well))
+    assert (found(kind, case) is None) is well
+
+
+@pytest.mark.parametrize("kept", [0.99, 0.01])
+def test_an_average_that_is_swapped_between_two_backwards_is_named(tmp_path, kept):
+    policy, value, slow = mlp(), mlp(), mlp()
+    first, second = (torch.optim.SGD(each.parameters(), 1e-3) for each in (policy, value))
+    with sonde.watch(nn.ModuleDict({"policy": policy, "value": value}), [first, second], run=tmp_path / "run"):
+        for _ in range(6):
+            second.zero_grad()
+            F.mse_loss(value(ROWS), slow(ROWS).detach()).backward()
+            second.step()
+            for old, new in zip(slow.parameters(), value.parameters(), strict=True):
+                old.data.copy_(kept * old.data + (1 - kept) * new.data)
+            first.zero_grad()
+            cross_entropy(policy, ROWS, LABELS).backward()
+            first.step()
+    case = Case()
+    for folder in tapes.folders(tmp_path / "run").values():
+        case.take_tape(tapes.read(folder))
+    finding = found("ema_not_updated", case)
+    assert (finding is not None and "swapped" in finding.cause) is (kept < 0.5)
 
 
 @pytest.mark.parametrize("uses", [True, False])

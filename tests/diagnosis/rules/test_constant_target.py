@@ -23,6 +23,8 @@ def test_targets_that_are_all_one_number_are_named():
     assert "Every target is 0" in finding.cause
     assert found("constant_target", held_against(ZEROS + 1, kind="binary_cross_entropy", final=True))
     assert found("constant_target", held_against(ZEROS, kind="cross_entropy", final=True))
+    pairs = held_against(ZEROS + 1, kind="binary_cross_entropy_with_logits", made_by="sum", final=True)
+    assert found("constant_target", pairs)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, Refuted, Threshold, above, below, fact, few, opinion, rule
 from sonde.diagnosis.symptoms import NOT_TRAINED
 from sonde.diagnosis.tape.flow import unused_twin
-from sonde.diagnosis.tape.unused import ignored_argument
+from sonde.diagnosis.tape.unused import ignored_argument, read_too_early
 
 # ---------------------------------------------------------------- which change turns failing into learning
 
@@ -550,7 +550,7 @@ def input_ignored(case: Case) -> Found | None:
 
     A warning where the loss does not fall; else it may be there for another use.
     """
-    if (taped := unused_twin(case) or ignored_argument(case)) is not None:
+    if (taped := read_too_early(case) or unused_twin(case) or ignored_argument(case)) is not None:
         return taped
     for step, result in case.results("dependence"):
         order = result.number("order")

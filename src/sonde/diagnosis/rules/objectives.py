@@ -25,6 +25,7 @@ from sonde.diagnosis.tape.losses import (
     averaged_against_summed,
     constant_term,
     idle_term,
+    inverted_ratio,
     lowered_surrogate,
     mixed_reductions,
     outweighing_penalty,
@@ -124,6 +125,7 @@ def loss_sign_flipped(case: Case) -> Found | None:
     Not judged with several optimizers: in adversarial training one maximises what another minimises.
     """
     taped = helping_opponent(case) or maximised(case) or rewarded_divergence(case) or lowered_surrogate(case)
+    taped = taped or inverted_ratio(case)
     if taped is not None or len(case.facts.optimizers) > 1:
         return taped
     if (taped := praised(case) or punished_entropy(case) or pushed_away(case)) is not None:

@@ -19,7 +19,7 @@ from sonde.diagnosis.rules.rates import PACE_LOW
 from sonde.diagnosis.seen_loss import seen_losses
 from sonde.diagnosis.symptoms import ANY_STATISTIC, BADLY_SCALED, NOT_FINITE, NOT_TRAINED
 from sonde.diagnosis.tape.contracts import broken
-from sonde.diagnosis.tape.pairing import crossed_rows, disagreeing_targets, misaligned, reordered
+from sonde.diagnosis.tape.pairing import crossed_rows, disagreeing_targets, indexed_apart, misaligned, reordered
 from sonde.diagnosis.tape.roles import inverted_weights, learnt_padding, mixed_without_targets
 from sonde.diagnosis.tape.targets import own_answers, unrelated_noise
 from sonde.diagnosis.tape.tokens import read_after_padding, wraps_around
@@ -31,7 +31,8 @@ SAME_TARGET_STEPS = Threshold(20, "persistence: steps in which all targets are o
 _REGRESSIONS = ("huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss")
 _BINARY = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
 _CLASSES = ("cross_entropy", "nll_loss")
-# What layers and activations return. A loss of anything else, such as a residual, may have a constant target.
+# What layers and activations return. A loss of anything else, such as a residual, may have a constant target, but for
+# one of yes and no: its scores, such as products of pairs, only grow then.
 _LAYERS = ("", "addmm", "convolution", "mm", "relu", "sigmoid", "softplus", "tanh")
 
 
@@ -49,7 +50,9 @@ def constant_target(case: Case) -> Found | None:
     losses = [loss for loss in seen_losses(case, *_REGRESSIONS, *_BINARY, *_CLASSES) if loss.target is not None]
     known = case.facts.losses
     # In adversarial training each side has its own targets. Of several losses, one may pull towards zero.
-    if len(losses) != 1 or len(known) != 1 or len(case.facts.optimizers) > 1 or known[0].made_by not in _LAYERS:
+    if len(losses) != 1 or len(known) != 1 or len(case.facts.optimizers) > 1:
+        return None
+    if known[0].made_by not in _LAYERS and losses[0].kind not in _BINARY:
         return None
     target = losses[0].target
     # Sorted samples have equal targets for a while.
@@ -261,6 +264,7 @@ _MISMATCHES: Final = (
     reordered,
     mixed_without_targets,
     crossed_rows,
+    indexed_apart,
     disagreeing_targets,
     misaligned,
     wraps_around,

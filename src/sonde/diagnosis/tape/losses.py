@@ -461,6 +461,26 @@ def lowered_surrogate(reading: TapeReading) -> Found | None:
     return None
 
 
+@on_tape
+def inverted_ratio(reading: TapeReading) -> Found | None:
+    """Find a ratio of two policies that is clipped around 1 and has what is learnt below, not above."""
+    for op in reading.forward_ops:
+        low, high = number(op.args.get("min") or 0), number(op.args.get("max") or 0)
+        ratio = reading.origin(op.args["self"]["v"]) if op.kind == "clamp" and 0 < low < 1 < high else None
+        before = None if ratio is None or ratio.kind != "exp" else reading.tape.producer(ratio.args["self"]["v"])
+        old, new = (None, None) if before is None else (before.input("self"), before.input("other"))
+        if before is None or before.kind != "sub" or old is None or new not in reading.learnt or old in reading.learnt:
+            continue
+        return Found(
+            sites=(signals.LOSS,),
+            evidence=(fact("lower end of the clipped ratio", low), fact("upper end", high)),
+            cause=f"The ratio of the policies is upside down{reading.where(before)}: exp(old - new) has the policy "
+            "that learns below, so actions become less likely the better they are.",
+            fix="ratio = torch.exp(new_log_prob - old_log_prob)",
+        )
+    return None
+
+
 def _sign_of_likelihood(reading: TapeReading, term: Term) -> int | None:
     """Return the sign of the log-probabilities that a term averages, weighed by numbers that are not learnt."""
     value, sign = term.value, term.sign

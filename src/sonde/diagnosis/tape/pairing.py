@@ -53,6 +53,34 @@ def crossed_rows(reading: TapeReading) -> Found | None:
     return None
 
 
+@on_tape
+def indexed_apart(reading: TapeReading) -> Found | None:
+    """Find rows of an output that are compared with other rows of the labels: each side has an index of its own."""
+    for output, target, op in reading.compared():
+        one, two = (reading.tape.producer(reading.plain(each).id) for each in (output, target))
+        if one is None or two is None or not one.kind == two.kind == "index" or one.module or two.module:
+            continue
+        first, second = _rows_of(reading, one), _rows_of(reading, two)
+        sources = [reading.tape.values[each.args["self"]["v"]] for each in (one, two)]
+        if first is None or second is None or len(first) != len(second) or len(first) < MIN_FOLLOWED:
+            continue
+        # Targets may lie some steps ahead; ranges that do not even overlap are parts of the data, as for a test.
+        is_ahead = len(np.unique(second - first)) == 1 and not np.ptp(first) < len(first) <= abs(second[0] - first[0])
+        missing = int((~np.isin(first, second)).sum())
+        if sources[0].shape[:1] == sources[1].shape[:1] and not is_ahead and missing > len(first) / 2:
+            return _crossed(reading, op, len(first), missing)
+    return None
+
+
+def _rows_of(reading: TapeReading, op: Op) -> Numbers | None:
+    """Return which rows an operation takes, by their numbers or by a mask; None if it indexes anything else."""
+    chosen = references(op.args.get("indices"))
+    content = reading.numbers.of(chosen[0]) if len(chosen) == 1 else None
+    if content is None or content.ndim != 1:
+        return None
+    return np.flatnonzero(content) if content.dtype.kind == "b" else content
+
+
 def _crossed(reading: TapeReading, op: Op, known: int, wrong: int) -> Found:
     return Found(
         severity="critical",

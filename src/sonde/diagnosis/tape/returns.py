@@ -22,7 +22,8 @@ _BEST: Final = frozenset(
 def unmasked_bootstrap(reading: TapeReading) -> Found | None:
     """Find a target that adds the value of the next state, while flags of the batch are unused, or only added."""
     for _, target, op in reading.compared():
-        if reading.tape.values[target].requires_grad or not reading.is_bootstrap(target):
+        # A target network that no optimizer holds may stay attached: its gradients do no harm.
+        if target in reading.learnt or not reading.is_bootstrap(target):
             continue
         if (found := _bootstrapped_ends(reading, target) or _added_ends(reading, target)) is not None:
             return found

@@ -52,8 +52,9 @@ def chosen(reading: TapeReading) -> list[int]:
     """Return the log-probabilities of what was chosen or drawn."""
     found = [call.ops[-1].outs[0] for call in calls_of(reading, frozenset({"log_prob"})) if call.ops[-1].outs]
     for op in reading.tape.ops:
-        maker = None if op.kind != "gather" else reading.origin(op.args["self"]["v"])
-        if maker is not None and maker.kind == "_log_softmax":
+        taken = reading.origin(op.args["self"]["v"]) if op.kind == "log" else op
+        maker = None if taken is None or taken.kind != "gather" else reading.origin(taken.args["self"]["v"])
+        if maker is not None and maker.kind == ("_log_softmax" if taken is op else "_softmax"):
             found.append(op.outs[0])
     return found
 
@@ -345,7 +346,9 @@ def _forgets(reading: TapeReading) -> Found | None:
     names = {value.storage: value.name for value in reading.tape.given("parameter")}
     held = {reading.tape.values[value].storage: name for name, value in reading.held.items()}
     for op in reading.tape.ops:
-        if op.phase != "between" or len(op.writes) != 1 or reading.tape.values[op.writes[0]].storage in held:
+        # Where several optimizers take turns, the average may be written to before the last backward.
+        is_apart = op.phase == "between" or (op.phase == "forward" and not op.in_model)
+        if not is_apart or len(op.writes) != 1 or reading.tape.values[op.writes[0]].storage in held:
             continue
         target = reading.tape.values[op.writes[0]]
         parts = _mixture(reading, op.writes[0], 8)
@@ -476,11 +479,12 @@ def _games(reading: TapeReading) -> Iterator[tuple[Call, list[str]]]:
     tape = reading.tape
     trained = [{value for group in each.groups for value in group.parameters} for each in tape.optimizers]
     for made in tape.root_calls():
-        if len(made.args) != 1 or len(made.outs) != 1:
+        if len(made.outs) != 1:
             continue
-        (given,) = made.args.values()
+        given = [value for value in made.args.values() if tape.values[value].requires_grad]
         inside = {value for op in tape.ops[made.first : made.last] for _, value in op.inputs()}
-        makers = {value.id for value in tape.gradient_sources(given) if value.role == "parameter"}
+        sources = [source for value in given for source in tape.gradient_sources(value)]
+        makers = {source.id for source in sources if source.role == "parameter"}
         if makers and any(makers & held and not inside & held for held in trained):
             yield made, sorted(_names(reading, makers))
 

@@ -160,7 +160,8 @@ KEPT = Threshold(0.7, "smallest share of the data in a noisy sample: a schedule 
 @on_tape
 def weak_noise(reading: TapeReading) -> Found | None:
     """Find noisy samples, mixed by a schedule at random times, that are mostly data at every time."""
-    inputs = {reading.plain(value).id for value in reading.tape.inputs_of_root()}
+    # A model may add the noise itself, before it calls the network that removes it.
+    inputs = {reading.plain(value).id for call in reading.tape.calls for value in call.args.values()}
     for value in sorted(inputs):
         op = reading.tape.producer(value)
         parts = [] if op is None or op.kind != "add" else [each for _, each in op.inputs()]

@@ -1,4 +1,4 @@
-"""What a taped step computes or loads and does not use: dropped results, masks, samples, inputs, fractions of data."""
+"""What a taped step computes or loads and does not use: dropped results, masks, samples, inputs, parts of them."""
 
 from __future__ import annotations
 
@@ -504,6 +504,41 @@ def _taken(reading: TapeReading, op: Op, width: int) -> set[int]:
             taken |= set(range(start, start + size))
         start += size
     return taken
+
+
+@on_tape
+def read_too_early(reading: TapeReading) -> Found | None:
+    """Find a recurrent layer of which only the answer to the first step is read, which knows nothing of later steps."""
+    for call in reading.tape.calls:
+        if call.kind not in ("LSTM", "GRU", "RNN") or call.outs.get("[0]") not in reading.needed:
+            continue
+        answers, state = call.outs["[0]"], call.outs.get("[1]", call.outs.get("[1][0]", -1))
+        time = None if state < 0 else _time_of(reading.tape.values[answers], reading.tape.values[state])
+        states = [out for place, out in call.outs.items() if place != "[0]"]
+        if time is None or any(op.index >= call.last for out in states for op in reading.tape.consumers(out)):
+            continue
+        steps = reading.tape.values[answers].shape[time]
+        if steps > 1 and _read_outputs(reading, answers, time, steps) == {0}:
+            use = next(iter(reading.tape.consumers(answers)))
+            return Found(
+                severity="warning",
+                sites=(call.path, "(model)"),
+                evidence=(fact("steps that the layer reads", steps), fact("steps whose answers are used", 1)),
+                cause=f"Of the {steps} steps that {call.path} ({call.kind}) reads, only the answer to the first is "
+                f"used{reading.where(use)}: it was made before any later step was read, so {steps - 1} of {steps} "
+                "steps of the input change no output.",
+                fix="Take the last step, out[:, -1] with batch_first=True and out[-1] without, or the final state.",
+                refute="Change the last step of an input: if the output changes, this finding is wrong.",
+            )
+    return None
+
+
+def _time_of(answers: Value, state: Value) -> int | None:
+    """Return which dimension of a recurrent layer's answers is time; None if that is open, or if it reads both ways."""
+    if len(answers.shape) != 3 or len(state.shape) != 3 or answers.shape[2] != state.shape[2]:
+        return None
+    fits = [place for place in (0, 1) if answers.shape[1 - place] == state.shape[1]]
+    return fits[0] if len(fits) == 1 else None
 
 
 def _ranges(places: list[int]) -> str:
