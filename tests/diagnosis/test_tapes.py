@@ -3332,6 +3332,42 @@ def test_objectives_of_policies_and_values(tmp_path, kind, loss_of, well):
     assert (found(kind, case) is None) is well
 
 
+class LoadsAhead:
+    """Has the next batch before the step of this one, as loops that watch for the last batch do."""
+
+    def __init__(self, loader) -> None:
+        self.loader = loader
+
+    def __iter__(self):
+        batches = iter(self.loader)
+        now = next(batches)
+        for following in batches:
+            yield now
+            now = following
+        yield now
+
+
+def ends_masked_in_place(model, x, y, done):
+    with torch.no_grad():
+        following = model(x.flip(1)).amax(1)
+        following[done] = 0.0
+    return F.mse_loss(model(x)[:, 0], x[:, 0] + 0.9 * following)
+
+
+def ends_forgotten(model, x, y, done):
+    with torch.no_grad():
+        following = model(x.flip(1)).amax(1)
+    return F.mse_loss(model(x)[:, 0], x[:, 0] + 0.9 * following)
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "iterate", "ill"), [(ends_masked_in_place, LoadsAhead, False), (ends_forgotten, iter, True)]
+)
+def test_flags_of_a_batch_that_is_loaded_ahead_are_used_in_a_later_step(tmp_path, loss_of, iterate, ill):
+    case = taped(tmp_path / "run", mlp(), (ROWS, LABELS, LABELS == 0), loss_of, iterate)
+    assert (found("terminal_bootstrapped", case) is not None) is ill
+
+
 @pytest.mark.parametrize("kept", [0.99, 0.01])
 def test_an_average_that_is_swapped_between_two_backwards_is_named(tmp_path, kept):
     policy, value, slow = mlp(), mlp(), mlp()

@@ -31,6 +31,16 @@ def test_long_steps_are_not_blamed_for_a_loss_that_fell_by_no_more_than_it_scatt
     assert (ask("lr_too_high", case) is not None) is ill
 
 
+@pytest.mark.parametrize(("highest", "update", "ill"), [(40.0, 0.2, True), (2.5, 0.2, False), (40.0, 0.01, False)])
+def test_few_long_steps_and_a_jump_of_a_loss_that_stays_where_it_was(highest, update, ill):
+    losses = np.where(np.arange(120) == 30, highest, 2.3 + 0.01 * np.tile([1.0, -1.0], 60))
+    sizes = {"parameter": 1.0, "update": update, "gradient": 1.0}
+    sites = {f"{name}.weight:{what}": [np.full((4, 4), size)] * 2 for name in "ab" for what, size in sizes.items()}
+    about = {key: {"shape": (4, 4)} for key in sites}
+    case = patient(sites | {"loss:scalar": list(losses)}, model("a.weight", "b.weight"), about=about)
+    assert (ask("lr_too_high", case) is not None) is ill
+
+
 def test_long_steps_of_a_run_that_learns_are_no_finding(tmp_path):
     model = perceptron()
     found = train(tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.5), *data())

@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import numpy as np
+
 from sonde.core import signals
 from sonde.core.examination import Result
 from sonde.diagnosis.case import Case
 from sonde.diagnosis.rule import Found, Refuted, Threshold, above, below, fact, few, opinion, rule
+from sonde.diagnosis.rules.rates import JUMP_FAR
 from sonde.diagnosis.symptoms import NOT_TRAINED
 from sonde.diagnosis.tape.flow import unused_twin
 from sonde.diagnosis.tape.unused import ignored_argument, read_too_early
@@ -118,7 +121,7 @@ def _tried(each: Fits, name: str, cause: str, fix: str, sites: tuple[str, ...]) 
     )
 
 
-def _no_better(case: Case, *names: str) -> Refuted | None:
+def _no_better(case: Case, *names: str, by: Threshold = BETTER) -> Refuted | None:
     """Return a refutation if all taped batches fail, a change was tried on each, and made nothing better.
 
     A batch that is learnt as it is trained refutes nothing: a fault may make learning slow, or act later.
@@ -129,7 +132,7 @@ def _no_better(case: Case, *names: str) -> Refuted | None:
         own = each.skill("as is" if names == (WEIGHTS,) else WEIGHTS)
         if own is None or not known or not each.fails or (names != (WEIGHTS,) and not each.fails_anew):
             return None
-        if max(known)[0] >= own + BETTER:
+        if max(known)[0] >= own + by:
             return None
         reasons.append(each.words(max(known)[1]))
     return Refuted(" ".join(reasons)) if reasons else None
@@ -180,7 +183,14 @@ def lr_too_high(case: Case) -> Found | Refuted | None:
             slower, MOMENTUM, "Momentum makes steps far too long.", f"Use momentum=0.9.{line}", ("optimizer",)
         )
     names = {name for each in fits(case) for name in _rates(each, higher=False)}
-    return _no_better(case, *names) or _shorter_than_best(case)
+    # Lower rates take more steps: that they learn anything where the rate itself learns nothing is no refutation.
+    return _no_better(case, *names, by=FAILS) or (None if _has_jumped(case) else _shorter_than_best(case))
+
+
+def _has_jumped(case: Case) -> bool:
+    """Return whether the loss was far above its start at some time: then a step that was not was not like all."""
+    found = case.loss()
+    return found is not None and bool(np.nanmax(found[1]) >= JUMP_FAR * abs(found[1][0]))
 
 
 STILL_SHORT = Threshold(

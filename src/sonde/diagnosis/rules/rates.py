@@ -27,6 +27,7 @@ PACE_STEPS = Threshold(3, "persistence: one long first step is common with Adam"
 OVERSHOOT = Threshold(1.5, "highest loss over the first: with random labels or a constant output it does not rise")
 JUMP = Threshold(2.0, "highest of the first 20 losses over the first, as a median of three: batches scatter less")
 JUMP_FAR = Threshold(10.0, "the same of single losses, where the loss comes back soon")
+FEW_LEAPS = Threshold(2, "such steps where the loss has jumped as far later on, and has not come back below its start")
 JUMP_SHARE = Threshold(0.05, "share of the losses that are as far above the first: it comes back late")
 LONGEST = Threshold(0.3, "update over weight of the longest of the first steps, median of weights: 0.1 is common")
 GROWN = Threshold(4.0, "size of the weights over their first size, median: twice is common")
@@ -62,22 +63,30 @@ def lr_too_high(case: Case) -> Found | None:
     early, late = first.pace(), last_weights(case).pace()
     if not len(early):
         raise NotMeasured("updates")
-    leaps = _count(early, PACE_HIGH)
-    overshoot = _overshoot(found[1])
+    leaps, overshoot = _count(early, PACE_HIGH), _overshoot(found[1])
+    evidence = _evidence(early, late, overshoot)
     if leaps >= PACE_STEPS and _jumps(found[1], first) and not _tries_steps(case):
         why = f"the first steps raise the loss to {overshoot:.3g} times its first value."
-        return _too_long(case, first, _evidence(early, late, overshoot), why)
+        return _too_long(case, first, evidence, why)
     if (lost := _lost_their_start(case, first)) is not None:
         return lost
+    return _too_long_to_learn(case, first, evidence)
+
+
+def _too_long_to_learn(case: Case, first: Weights, evidence: tuple[Evidence, ...]) -> Found | None:
+    """Find long steps in a run that fails, and nothing else that explains it."""
+    losses, early, late = case.need_loss()[1], first.pace(), last_weights(case).pace()
+    leaps, overshoot = _count(early, PACE_HIGH), _overshoot(losses)
     is_failing_for_sure = is_failing(case) and not (case.learning.state == "flat" and case.learning.may_have_fallen)
     if not is_failing_for_sure and (not is_near_chance(case, 1.0) or _tries_steps(case)):
         return None
-    if case.learning.state == "broken" and not _was_failing_before(found[1], early):
+    if case.learning.state == "broken" and not _was_failing_before(losses, early):
         return None
     worse = case.learning.state in ("worse", "broken")
-    evidence = _evidence(early, late, overshoot)
     if leaps >= PACE_STEPS or (leaps and case.learning.state == "broken"):
         return _too_long(case, first, evidence)
+    if leaps >= FEW_LEAPS and JUMP_FAR <= overshoot < math.inf:  # a budget leaves out some of the first steps
+        return _too_long(case, first, evidence, "the loss has jumped, and is as high as it was.")
     if worse and overshoot >= OVERSHOOT:
         fast = max(_count(early, PACE_HIGH_WORSE), _count(late, PACE_HIGH_WORSE))
         if fast >= PACE_STEPS:

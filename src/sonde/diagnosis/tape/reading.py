@@ -356,6 +356,19 @@ class TapeReading:
         return self.tape.descendants(weights)
 
     @functools.cached_property
+    def fetched_ahead(self) -> frozenset[int]:
+        """The tensors of batches that a loader has returned ahead: another step uses them."""
+        found: set[int] = set()
+        for mark in self.tape.marks:
+            values = mark.data.get("values") if mark.kind == "loader_next" else None
+            batch = (
+                [value for each in values.values() for value in references(each)] if isinstance(values, dict) else []
+            )
+            if not any(op.kind != "lift_fresh" for value in batch for op in self.tape.consumers(value)):
+                found.update(batch)
+        return frozenset(found)
+
+    @functools.cached_property
     def has_moving_target(self) -> bool:
         """Whether a target moves with what is learnt, as values of next states do: then the loss need not fall."""
         return any(self.is_bootstrap(target) for _, target, _ in self.compared())

@@ -200,7 +200,8 @@ def _is_idle_flag(reading: TapeReading, value: Value) -> bool:
     """Return whether numbers of the data, or what the loop has made of them, are 0 and 1 and unused."""
     maker = reading.tape.producer(value.id)
     is_made = maker is not None and not maker.in_model and maker.phase in ("forward", "between")
-    if value.id in reading.of_weights or any(op.kind != "lift_fresh" for op in reading.tape.consumers(value.id)):
+    is_used = any(op.kind != "lift_fresh" for op in reading.tape.consumers(value.id))
+    if is_used or value.id in reading.of_weights or value.id in reading.fetched_ahead:
         return False
     content = reading.numbers.of(value.id) if is_made or value.role in ("constant", "batch") else None
     if content is None:
