@@ -167,6 +167,21 @@ def test_an_input_without_an_effect_is_distinguished_from_one_that_has_one(tmp_p
     assert (found.number("inputs"), found.number("ignored")) == (2, 0 if uses_mask else 1)
 
 
+class ReturnsItsLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x, labels):
+        scores = self.net(x)
+        return scores, F.cross_entropy(scores, labels)
+
+
+def test_labels_of_a_model_that_returns_its_loss_have_an_effect(tmp_path, data):
+    found = measure(tmp_path, "dependence", ReturnsItsLoss(), lambda out, y: out[1], data, data[1])
+    assert found.number("ignored") == 0
+
+
 class Attends(nn.Module):
     def __init__(self, *, positions):
         super().__init__()

@@ -1,13 +1,15 @@
 """Weights side by side: how large they are, how large their gradients, and how far each step moves them.
 
 Only matrices and kernels count. Biases and the scales of norms start at 0 or 1, so ratios to their size mean little;
-most rows of an embedding have no gradient in most steps.
+most rows of an embedding have no gradient in most steps. Where a model is nothing but small tables, these count.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,6 +102,7 @@ def last_weights(case: Case) -> Weights:
 def _weights(case: Case, panel_of: Callable[[Quantity], Panel]) -> Weights:
     parameters = panel_of("parameter")
     chosen = [at for at, site in enumerate(parameters.sites) if is_weight(site)]
+    chosen = chosen or [at for at, site in enumerate(parameters.sites) if _is_read_whole(case, site)]
     if not chosen:
         raise NotMeasured("parameters")
     names = [parameters.sites[at].name for at in chosen]
@@ -123,6 +126,18 @@ def _began_at_zero(case: Case, names: list[str]) -> NDArray[np.bool_]:
     panel = case.first_panel("parameter")
     sizes = dict(zip(panel.names, panel.stat("rms")[0].tolist(), strict=True)) if len(panel) else {}
     return np.array([sizes.get(name) == 0 for name in names], np.bool_)
+
+
+def _is_read_whole(case: Case, site: Site) -> bool:
+    """Return whether a table of embeddings is so small that about all its rows take part in every pass."""
+    answers = next((each for each in case.sites("output") if each.name == site.name.rpartition(".")[0]), None)
+    if answers is None or len(site.shape) != 2 or not answers.shape:
+        return False
+    return math.prod(answers.shape[:-1]) >= _READ_OFTEN * site.shape[0]
+
+
+_READ_OFTEN: Final = 4
+"""Rows that a pass reads, over those of the table: from then on only rare ones are left out."""
 
 
 def is_weight(site: Site) -> bool:

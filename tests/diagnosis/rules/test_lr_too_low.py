@@ -141,3 +141,13 @@ def test_a_run_without_gradients_has_no_rate_to_blame():
     shapes = {key: {"shape": (2, 1)} for key in readings if "weight" in key}
     facts = handmade.model("a.weight", optimizers=(handmade.optimizer("a.weight"),))
     assert handmade.ask("lr_too_low", handmade.patient(readings, facts, about=shapes, final=True)) is None
+
+
+@pytest.mark.parametrize(("lr", "words", "ill"), [(1e-6, 20, True), (1e-2, 20, False)])
+def test_a_model_of_one_small_table_is_judged_by_its_rows(tmp_path, lr, words, ill):
+    torch.manual_seed(0)
+    model = torch.nn.Embedding(words, words)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    tokens = torch.randint(words, (100, 256))
+    found = train(tmp_path, model, optimizer, tokens.flatten(), (tokens.flatten() + 1) % words)
+    assert ("lr_too_low" in kinds(found, notes=False)) is ill

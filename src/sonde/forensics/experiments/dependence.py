@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -74,11 +75,11 @@ class _Bench:
         value = self._content(each)
         return bool(value.dim()) and len(value) > 1 and bool((value != value.roll(1, 0)).any())
 
-    def _outputs(self, values: dict[int, Tensor]) -> list[Tensor]:
+    def _outputs(self, values: dict[int, Tensor], *, also: Sequence[int] = ()) -> list[Tensor]:
         change = Change(values=values, eval_mode=True, double=self._double)
         with torch.no_grad():
             done = self.subject.program.repeat(self._world, change)
-        return [done.values[each].detach() for each in self.subject.outputs]
+        return [done.values[each].detach() for each in (*self.subject.outputs, *also)]
 
     def unused_inputs(self) -> list[str]:
         """Return the names of inputs that differ between samples and from which nothing leads to a loss."""
@@ -86,11 +87,15 @@ class _Bench:
         return [self.subject.tape.values[each].name or self._place(each) for each in given if self._varies(each)]
 
     def ignored_inputs(self) -> list[str]:
-        """Return the names of inputs that differ between samples and change no output at all."""
-        found = []
+        """Return the names of inputs that differ between samples and change no output at all.
+
+        A model that returns its loss takes the labels too: they change that.
+        """
+        found, losses = [], self.subject.tape.loss_values()
+        before = self._outputs({}, also=losses)
         for each in self.varied:
-            after = self._outputs({each: self._content(each).roll(1, 0)})
-            if all(torch.equal(one, two) for one, two in zip(self._before, after, strict=True)):
+            after = self._outputs({each: self._content(each).roll(1, 0)}, also=losses)
+            if all(torch.equal(one, two) for one, two in zip(before, after, strict=True)):
                 found.append(self.subject.tape.values[each].name or self._place(each))
         return found
 
