@@ -110,7 +110,10 @@ def _lost_their_start(case: Case, first: Weights) -> Found | None:
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
         paces = (first.updates / sizes)[:, mine]
-        growth = float(np.nanmedian((last.sizes[-1] / sizes[0])[mine]))
+        ratios = (last.sizes[-1] / sizes[0])[mine]
+    if not np.isfinite(ratios).any():  # the last recorded step read none of them
+        return None
+    growth = float(np.nanmedian(ratios))
     paces = np.nanmedian(paces[np.isfinite(paces).any(axis=1)], axis=1)
     if paces.max() < LONGEST or _count(paces, PACE_HIGH) < PACE_STEPS or not growth >= GROWN:
         return None
