@@ -30,8 +30,8 @@ from sonde.sensors.tensors import is_plain
 
 _LEAST_ROWS: Final = 20
 _MOST_ROWS: Final = 1 << 18
-_MOST_NUMBERS: Final = 1 << 21
-_MOST_IN_ALL: Final = 1 << 23
+_MOST_NUMBERS: Final = 1 << 20
+_MOST_IN_ALL: Final = 1 << 21
 _MAX_TABLES: Final = 64
 _MAX_TEXTS: Final = 32
 _DEPTH: Final = 2
