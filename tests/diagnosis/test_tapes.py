@@ -3822,6 +3822,16 @@ def test_samples_that_cannot_reach_the_data_they_are_judged_with_are_found(tmp_p
     assert (found("output_range_mismatch", taped(tmp_path / "run", model, (ROWS, LABELS), loss)) is not None) is ill
 
 
+def test_inputs_that_are_attacked_and_held_in_a_range_are_no_samples_of_a_model(tmp_path):
+    def loss(model, x, y):
+        seen = x.clone().requires_grad_()
+        (way,) = torch.autograd.grad(cross_entropy(model, seen, y), seen)
+        attacked = (x + 0.1 * way.sign()).clamp(0, 1)
+        return cross_entropy(model, x, y) + cross_entropy(model, attacked, y)
+
+    assert found("output_range_mismatch", taped(tmp_path / "run", mlp(), (ROWS, LABELS), loss)) is None
+
+
 @pytest.mark.parametrize("sign", [-0.5, 0.5])
 def test_a_divergence_that_is_added_sample_by_sample_has_a_sign(tmp_path, sign):
     def loss(model, x, y):

@@ -536,7 +536,7 @@ def samples_out_of_reach(reading: TapeReading) -> Found | None:
             continue
         outside = float(((content < low - MARGIN) | (content > high + MARGIN)).mean())
         op = reading.tape.producer(reading.plain(made).id)
-        if outside >= OUT_OF_REACH and op is not None:
+        if outside >= OUT_OF_REACH and op is not None and op.in_model:
             return Found(
                 sites=(reading.site(op, "(model)"), "(model)", "(data)"),
                 evidence=(above("share of the data that samples cannot reach", outside, OUT_OF_REACH),),
