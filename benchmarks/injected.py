@@ -147,7 +147,9 @@ def called(call: ast.AST) -> str:
     """Return the last name of what is called: `step` of `optimizer.step()`."""
     if not isinstance(call, ast.Call):
         return ""
-    return ast.unparse(call.func).rpartition(".")[2]
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else ast.unparse(call.func).rpartition(".")[2]
 
 
 def owner(call: ast.Call) -> str:
@@ -576,6 +578,18 @@ def source_of(program: Program) -> tuple[Path, ast.Module, ast.FunctionDef]:
     return file, tree, function
 
 
+def functions_of(programs: list[Program]) -> dict[str, ast.FunctionDef]:
+    """Return the functions of programs by name, to be looked at only: each file is parsed once."""
+    files = {Path(program.train.__code__.co_filename) for program in programs}
+    known = {
+        (file, each.name): each
+        for file in files
+        for each in ast.parse(file.read_text()).body
+        if isinstance(each, ast.FunctionDef)
+    }
+    return {each.name: known[Path(each.train.__code__.co_filename), each.name] for each in programs}
+
+
 def inject(program: Program, mistake: Mistake, place: int) -> str:
     """Return the source of the program's file with a mistake at one place of the program."""
     _, tree, function = source_of(program)
@@ -608,7 +622,7 @@ def mutant(program: Program, mistake: Mistake, place: int, folder: Path) -> Prog
 
 def draw(mistakes: list[Mistake], programs: list[Program], each: int, seed: int) -> list[tuple[str, str, int]]:
     """Return names of mistakes and programs with places, `each` of every mistake."""
-    functions = {program.name: source_of(program)[2] for program in programs}
+    functions = functions_of(programs)
     drawn = []
     for mistake in mistakes:
         chooser = random.Random(f"{mistake.name} {seed}")

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import fault_programs
 import torch
 from faults import EVIDENCE, Watch
-from injected import Mistake, called, mutant, source_of
+from injected import Mistake, called, functions_of, mutant, source_of
 
 _OTHER = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult, ast.Gt: ast.Lt,
           ast.Lt: ast.Gt, ast.GtE: ast.LtE, ast.LtE: ast.GtE, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}  # fmt: skip
@@ -265,7 +265,7 @@ def examine(job: tuple[str, str, int]) -> dict[str, Any]:
 def draw(edits: list[Mistake], number: int, seed: int) -> list[tuple[str, str, int]]:
     """Return names of edits and programs with places: any place of any program is as likely."""
     chooser = random.Random(seed)
-    functions = {program.name: source_of(program)[2] for program in fault_programs.load()}
+    functions = functions_of(fault_programs.load())
     drawn = []
     while len(drawn) < number:
         edit, name = chooser.choice(edits), chooser.choice(list(functions))

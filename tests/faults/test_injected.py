@@ -71,9 +71,10 @@ def test_gradients_are_cleared_behind_the_backward_pass():
 
 
 def test_every_mistake_can_be_made_in_some_programs_and_names_findings_that_exist():
-    drawn = injected.draw(list(injected.MISTAKES), fault_programs.load(), each=3, seed=1)
+    some = fault_programs.load()[::6]
+    drawn = injected.draw(list(injected.MISTAKES), some, each=3, seed=1)
     assert {name for name, _, _ in drawn} == {each.name for each in injected.MISTAKES}
-    assert drawn == injected.draw(list(injected.MISTAKES), fault_programs.load(), each=3, seed=1)
+    assert drawn == injected.draw(list(injected.MISTAKES), some, each=3, seed=1)
     known = {each.stem for each in (Path(__file__).resolve().parents[2] / "docs" / "findings").glob("*.md")}
     assert {cause for each in injected.MISTAKES for cause in each.causes} <= known
 
