@@ -462,6 +462,7 @@ ILL = {
     "sigmoid of labels": ("arguments_swapped", mlp(), (ROWS, LABELS), dice(lambda out: out, torch.sigmoid)),
     "clipped surrogate without a minus": ("loss_sign_flipped", mlp(), (ROWS, LABELS), surrogate(1)),
     "the larger surrogate": ("loss_sign_flipped", mlp(), (ROWS, LABELS), surrogate(-1, torch.max)),
+    "the smaller of two costs": ("loss_sign_flipped", mlp(), (ROWS, LABELS), surrogate(1, torch.min, turn=-1)),
     "rewards without a minus": ("loss_sign_flipped", mlp(), (ROWS, LABELS), policy(1)),
     "soft targets without a minus": ("loss_sign_flipped", mlp(), (ROWS, LABELS), soft_targets(1)),
     "itself": (

@@ -443,11 +443,18 @@ def lowered_surrogate(reading: TapeReading) -> Found | None:
             if len(learnt) != 1:
                 break
             sign, op = sign * _factor_sign(op), reading.tape.producer(learnt[0])
-        if op is None or (op.kind, sign < 0) not in (("minimum", False), ("maximum", True)):
+        if op is None or op.kind not in ("minimum", "maximum"):
             continue
-        sides = [reading.makers((each,), lambda made: made.kind in ("mul", "clamp", "exp")) for _, each in op.inputs()]
+        sides = [
+            reading.makers((each,), lambda made: made.kind in ("mul", "clamp", "exp", "neg")) for _, each in op.inputs()
+        ]
+        # The smaller of two costs is the larger of two gains: a minus before both turns the two round.
+        turned = all(any(made.kind == "neg" or _is_turned(reading, made) for made in side) for side in sides)
+        is_smaller, is_lowered = (op.kind == "minimum") != turned, (sign > 0) != turned
+        if is_smaller != is_lowered:
+            continue
         if all(any(map(reading.is_policy_ratio, makers)) for makers in sides):
-            is_minimised = op.kind == "minimum"
+            is_minimised = is_smaller
             return Found(
                 sites=(signals.LOSS,),
                 evidence=(fact(f"clipped surrogates that {'are minimised' if is_minimised else 'clip nothing'}", 1),),
@@ -479,6 +486,11 @@ def inverted_ratio(reading: TapeReading) -> Found | None:
             fix="ratio = torch.exp(new_log_prob - old_log_prob)",
         )
     return None
+
+
+def _is_turned(reading: TapeReading, product: Op) -> bool:
+    """Return whether one side of a product has a minus of its own."""
+    return product.kind == "mul" and any(is_negated(reading, each) for _, each in product.inputs())
 
 
 def _sign_of_likelihood(reading: TapeReading, term: Term) -> int | None:
