@@ -669,6 +669,18 @@ def report(rows: list[dict[str, Any]], *, misses: bool) -> None:
     print(f"{'all':36}{total[0]:9}{total[1]:7}{total[2]:7}")
 
 
+def judged(
+    examine: Callable[[Any], dict[str, Any]], jobs: list[Any], processes: int, out: Path | None
+) -> Iterator[dict[str, Any]]:
+    """Yield the verdict on each job, and write it into a file as it comes."""
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        for row in pool.map(examine, jobs):
+            if out is not None:
+                with out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+            yield row
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--each", type=int, default=20, help="how many programs get each mistake")
@@ -683,14 +695,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"no such mistake; there is: {', '.join(each.name for each in MISTAKES)}")
     os.environ.update(EVIDENCE["tape"])
     jobs = draw(wanted, fault_programs.load(), options.each, options.seed)
-    rows = []
-    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
-        for row in pool.map(examine, jobs):
-            rows.append(row)
-            if options.out is not None:
-                with options.out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-    report(rows, misses=options.misses)
+    report(list(judged(examine, jobs, options.jobs, options.out)), misses=options.misses)
 
 
 if __name__ == "__main__":

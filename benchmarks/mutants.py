@@ -14,15 +14,12 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
-import json
 import os
 import random
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import fault_programs
 import torch
 from faults import EVIDENCE, Watch
-from injected import Mistake, called, functions_of, mutant, source_of
+from injected import Mistake, called, functions_of, judged, mutant, source_of
 
 _OTHER = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult, ast.Gt: ast.Lt,
           ast.Lt: ast.Gt, ast.GtE: ast.LtE, ast.LtE: ast.GtE, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}  # fmt: skip
@@ -289,17 +286,13 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"no such edit; there is: {', '.join(each.name for each in EDITS)}")
     os.environ.update(EVIDENCE["tape"])
     harmful, alarms = Counter[str](), Counter[str]()
-    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
-        for row in pool.map(examine, draw(wanted, options.number, options.seed)):
-            if options.out is not None:
-                with options.out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-            if not row.get("harmful"):
-                continue
-            harmful[row["edit"]] += 1
-            alarms[row["edit"]] += bool(row["said"])
-            if options.all or not row["said"]:
-                print(f"{row['set']}/{row['program']}: {', '.join(row['said'][:3]) or 'nothing'}\n    {row['line']}")
+    for row in judged(examine, draw(wanted, options.number, options.seed), options.jobs, options.out):
+        if not row.get("harmful"):
+            continue
+        harmful[row["edit"]] += 1
+        alarms[row["edit"]] += bool(row["said"])
+        if options.all or not row["said"]:
+            print(f"{row['set']}/{row['program']}: {', '.join(row['said'][:3]) or 'nothing'}\n    {row['line']}")
     print(f"{'edit':28}{'harmful':>9}{'alarm':>7}")
     for name in (each.name for each in wanted):
         print(f"{name:28}{harmful[name]:9}{alarms[name]:7}")

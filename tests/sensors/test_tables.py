@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
+from sonde.sensors import tables
 from sonde.sensors.tables import Tables, collect
 
 RNG = np.random.default_rng(0)
@@ -240,3 +241,23 @@ def test_tables_of_any_numbers_are_looked_at_without_a_failure():
         "test_whole": np.arange(40, dtype=np.uint64),
     }
     assert verbs(scope, fed=odd[:4], target=odd[:4]) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_part_is_found_where_a_search_from_row_to_row_finds_it(seed):
+    generator = torch.Generator().manual_seed(seed)
+    whole = (torch.rand(200, 1, generator=generator) < 0.1).long()
+    start = int(torch.randint(0, 100, (1,), generator=generator))
+    parts = whole[start : start + 90], (torch.rand(90, 1, generator=generator) < 0.1).long()
+    for part in parts:
+        rows = [at for at in range(111) if torch.equal(whole[at : at + 90], part)]
+        wanted = rows[0] if rows and part.unique().numel() > 1 else None
+        assert tables._part_of(tables.Table("part", part), tables.Table("whole", whole)) == wanted
+
+
+def test_of_a_corpus_the_first_rows_are_read():
+    corpus = [["a", "word"]] * 1000 + [[object()]] * 1000
+    assert tables._texts(corpus) is corpus, "it is not copied"
+    assert tables._texts(corpus[1:]) is None
+    numbers = torch.arange(2000 * 2).reshape(2000, 2) % 2 + 5
+    assert tables._book_of(corpus, tables.Table("ids", numbers)) is None, "two words are no vocabulary"

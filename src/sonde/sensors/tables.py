@@ -36,6 +36,9 @@ _MAX_TABLES: Final = 64
 _MAX_TEXTS: Final = 32
 _DEPTH: Final = 2
 _MAX_COLUMNS: Final = 4096
+_PROBES: Final = 64
+_MAX_STARTS: Final = 8
+"""Rows at which a part of a table is looked for, after a few of its rows have been found at their distances."""
 _FED_ROWS: Final = 4
 _MAX_FED: Final = 64
 _MEAN_OFF: Final = 2e-4
@@ -59,7 +62,7 @@ _HELD_OUT: Final = frozenset({"te", "tst", "va", "ho"})
 """Short words for data that is held out, beside those of `is_held_out`."""
 
 _Floats = NDArray[np.float64]
-Texts = dict[str, list[str] | list[list[str]]]
+Texts = dict[str, Sequence[Any]]
 """Columns of names, texts or lists of words by the variable that holds them."""
 
 
@@ -179,8 +182,7 @@ class Tables:
             ]
 
     def _is_fed(self, table: Table, phase: str) -> bool:
-        alike = (marks for width, marks in self._fed[phase] if width == table.width)
-        return any(bool(np.isin(marks, table.marks).all()) for marks in alike)
+        return any(width == table.width and _has_rows(table, marks) for width, marks in self._fed[phase])
 
     # ------------------------------------------------------------------ scaled by numbers of their own
 
@@ -239,15 +241,22 @@ def _lies_in(batch: Tensor, table: Table) -> bool:
     """Return whether the first rows of a batch are rows of a table."""
     if batch.numel() // max(1, len(batch)) != table.width or batch.is_floating_point() != table.is_real:
         return False
-    return bool(np.isin(row_marks(batch[:_FED_ROWS]), table.marks).all())
+    return _has_rows(table, row_marks(batch[:_FED_ROWS]))
+
+
+def _has_rows(table: Table, marks: NDArray[np.int64]) -> bool:
+    """Return whether a table has all of a few rows."""
+    return all(bool((table.marks == mark).any()) for mark in marks)
 
 
 def _part_of(part: Table, whole: Table) -> int | None:
     """Return at which row of a table another one is found, in the same order."""
-    if len(np.unique(part.marks)) < 2:
+    if (part.marks == part.marks[0]).all():
         return None
-    starts = np.flatnonzero(whole.marks[: whole.rows - part.rows + 1] == part.marks[0])
-    for start in starts[:_MAX_COLUMNS]:
+    starts = np.arange(whole.rows - part.rows + 1)
+    for place in np.linspace(0, part.rows - 1, min(part.rows, _PROBES)).astype(int):
+        starts = starts[whole.marks[starts + place] == part.marks[place]]
+    for start in starts[:_MAX_STARTS]:
         if np.array_equal(whole.marks[start : start + part.rows], part.marks):
             return int(start)
     return None
@@ -417,13 +426,13 @@ def _core(path: str) -> set[str]:
     return {word for word in _words(path) if not _says(word)}
 
 
-def _book_of(names: list[str] | list[list[str]], table: Table) -> dict[str, int] | None:
+def _book_of(names: Sequence[Any], table: Table) -> dict[str, int] | None:
     """Return the numbers that a table has for names in its rows, or for the words of its rows."""
     if table.width == 1:
         plain = [each for each in names if isinstance(each, str)]
         return _book(plain, table.values.reshape(-1).tolist()) if len(plain) == len(names) else None
     rows = table.values.reshape(table.rows, -1)[:_READ_ROWS].tolist()
-    words = [each.split() if isinstance(each, str) else each for each in names[:_READ_ROWS]]
+    words = [(each.split() if isinstance(each, str) else each)[:_MOST_WORDS] for each in names[:_READ_ROWS]]
     if max(map(len, words)) < 2:
         words = [list(word[0]) if word else [] for word in words]  # names that are read letter by letter
     found = (_book_of_words(words, [row[skipped:] for row in rows]) for skipped in (0, 1))
@@ -507,7 +516,8 @@ def _opened(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif _is_frame(value) and value.size <= _MOST_NUMBERS:
         names = list(value.columns)[:_MAX_TABLES]
         yield from ((f"{path}[{name!r}]", value[name].to_numpy()) for name in names if list(names).count(name) == 1)
-        yield path, value.to_numpy()
+        if all(each.kind in "fiu" for each in value.dtypes):
+            yield path, value.to_numpy()
     else:
         yield path, value
 
@@ -536,13 +546,12 @@ def _fits(shape: tuple[int, ...]) -> bool:
     return 1 <= len(shape) <= 4 and _LEAST_ROWS <= shape[0] <= _MOST_ROWS and 0 < math.prod(shape) <= _MOST_NUMBERS
 
 
-def _texts(value: Any) -> list[str] | list[list[str]] | None:
-    """Return a column of names, of texts or of lists of words."""
+def _texts(value: Any) -> Sequence[Any] | None:
+    """Return a column of names, of texts or of lists of words, as its first rows show it."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "UO" and value.ndim == 1:
         value = value[:_MOST_ROWS].tolist() if _LEAST_ROWS <= len(value) <= _MOST_ROWS else ()
     if type(value) not in (list, tuple) or not _LEAST_ROWS <= len(value) <= _MOST_ROWS:
         return None
-    if all(type(each) is str for each in value):
-        return list(value)
-    lists = all(type(each) in (list, tuple) and all(type(word) is str for word in each[:_MOST_WORDS]) for each in value)
-    return [list(each[:_MOST_WORDS]) for each in value] if lists else None
+    some = value[:_READ_ROWS]  # a corpus has millions of words
+    lists = all(type(each) in (list, tuple) and all(type(word) is str for word in each[:_MOST_WORDS]) for each in some)
+    return value if lists or all(type(each) is str for each in some) else None

@@ -1069,7 +1069,7 @@ def _has_own_state(reading: TapeReading, module: str) -> bool:
         given, state = call.args.get("[0]"), call.args.get("[1]", call.args.get("[1][0]"))
         if call.path == module and given is not None and state is not None:
             rows, states = reading.tape.values[given].shape, reading.tape.values[state].shape
-            # A packed sequence comes with the number of its samples at each step in the place of a state.
+            # A module of the program with the name of one of torch's may get lengths in the place of a state.
             return len(rows) > 2 and len(states) > 1 and states[-2] == rows[1] != rows[0]
     return False
 
