@@ -250,7 +250,9 @@ PACE_LOW = Threshold(1e-4, "the same; as a rule of thumb its log10 lies between 
 PACE_SLOW = Threshold(1e-3, "the same where the loss falls, but slowly, at the level of guessing")
 PULL_LOW = Threshold(1e-6, "gradient over weight: below, there is no gradient to follow, which is another fault")
 NEGLIGIBLE = Threshold(2**-9, "share of its size that the fastest weight can have moved in all: bfloat16 rounds by it")
-MOVED = Threshold(0.2, "sum of all updates over size, fastest weight: trained weights come several times their size")
+MOVED = Threshold(
+    0.2, "median update over size times the steps, fastest weight: trained weights come several times their size"
+)
 MOVED_LITTLE = Threshold(0.1, "the same where the loss does not fall for certain")
 MOVED_STEPS = Threshold(60, "steps of a run that has ended: a shorter one was a trial")
 MOVED_SURELY = Threshold(150, "steps from which these hold in full; in shorter runs, in proportion to their length")
@@ -307,14 +309,14 @@ def _hardly_moved(case: Case, first: Weights, last: Weights) -> Found | None:
         step=int(last.steps[0]),
         sites=("optimizer",),
         evidence=(
-            below("updates of the fastest weight over its size, sum of the run", moved, most),
+            below("update of the fastest weight over its size, median, times the steps of the run", moved, most),
             pull,
             fact("fall of the loss over its start", lowered, "loss:scalar mean"),
             fact("learning rate", float("nan") if rate is None else float(rate[1].max())),
         ),
         cause=f"The learning rate is too low for this run: its {case.step} steps together move no weight by more than "
-        f"{moved:.1%} of its size, "
-        + ("and the loss is still falling slowly." if learning.falls else "and the loss does not fall."),
+        f"about {moved:.1%} of its size, and the loss "
+        + ("is still falling slowly." if learning.falls or learning.state == "improving" else "does not fall."),
     )
 
 
